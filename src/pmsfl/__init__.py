@@ -1,0 +1,1 @@
+"""pmsfl: split federated learning with probabilistic masks."""

@@ -1,0 +1,189 @@
+"""The client's half of a round, for K clients of one depth at once: K = 1 under `reference`, a whole depth group
+under `cohort`. P masked coordinates and Q plain parameters of that depth; A ≤ K clients still at work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pmsfl.engine.optim import RowOptimiser
+from pmsfl.engine.state import Memory
+from pmsfl.engine.world import World, learning_rate
+from pmsfl.masks.bernoulli import entropy_bits
+from pmsfl.masks.personal import disagree
+from pmsfl.masks.random import Stream, uniform
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What K clients end a round with."""
+
+    values: Tensor  # [K, P] to upload
+    contributes: Tensor  # [K, P] bool: what of it goes up
+    fresh: Tensor  # [K, P] bool: coordinates that became personal in this round
+    plain: Tensor  # [K, Q]
+    memories: list[Memory | None]
+    entropy: Tensor | None  # [layers]: mean entropy of the masks they sample, in bits
+    disagree: Tensor | None  # []: share of coordinates that crossed 0.5
+
+
+class Bottoms:
+    """K clients' bottoms through one round."""
+
+    def __init__(
+        self,
+        world: World,
+        round_: int,
+        clients: list[int],
+        depth: int,
+        steps: list[int],
+        shared: Tensor,
+        plain: Tensor,
+        bank: dict[int, Memory],
+        vectorised: bool,
+    ) -> None:
+        self.world, self.round, self.depth = world, round_, depth
+        self.clients, self.vectorised = clients, vectorised
+        self.ids = torch.tensor(clients, device=world.device)
+        self.layers = world.layout.layers(depth)
+        self.frozen = world.frozen[: world.masked_size(depth)]
+        self.memories = [bank.get(c) for c in clients]
+        self.trained = world.method.start(shared).repeat(len(clients), 1)
+        self.plain = plain.repeat(len(clients), 1)
+        self.personal = world.method.personal_at_start(self.layers, len(shared)).to(world.device)
+        self.personal = self.personal.repeat(len(clients), 1)
+        self._recall()
+        theta = world.method.theta(self.trained)
+        self.before = None if theta is None else theta.clone()
+        self._plan_batches(steps)
+        self._start_optimisers()
+
+    def _recall(self) -> None:
+        """Personal coordinates, and local norms, come from the client's own memory."""
+        for i, m in enumerate(self.memories):
+            if m is None:
+                continue
+            self.personal[i, m.indices] = True
+            self.trained[i, m.indices] = m.values
+            if m.plain is not None:
+                self.plain[i] = m.plain
+
+    def _plan_batches(self, steps: list[int]) -> None:
+        w = self.world
+        longest = max(steps)
+        self.rows = torch.zeros(len(steps), longest, w.recipe.batch, dtype=torch.int64, device=w.device)
+        for i, (c, r) in enumerate(zip(self.clients, steps, strict=True)):
+            self.rows[i, :r] = w.batch_rows(c, self.round, r)
+
+    def _start_optimisers(self) -> None:
+        r = self.world.recipe
+        masks = self.world.method.trains == "scores"
+        if masks:
+            self.masked_optimiser = RowOptimiser.fresh("adam", self.trained)
+        else:
+            self.masked_optimiser = RowOptimiser.fresh(
+                r.client_optimiser, self.trained, r.momentum, r.weight_decay
+            )
+        self.plain_optimiser = RowOptimiser.fresh(r.client_optimiser, self.plain, r.momentum, r.weight_decay)
+        rounds = r.rounds
+        self.lr_plain = learning_rate(r.lr_client, r.lr_schedule, self.round, rounds)
+        self.lr_masked = learning_rate(r.lr_score, r.score_schedule, self.round, rounds) if masks else self.lr_plain
+        if r.client_state == "persistent":
+            for i, m in enumerate(self.memories):
+                for name, optimiser in self._optimisers():
+                    for k, v in optimiser.tensors().items():
+                        if m is not None and f"{name}.{k}" in m.optimiser:
+                            v[i] = m.optimiser[f"{name}.{k}"]
+
+    def _optimisers(self) -> tuple[tuple[str, RowOptimiser], tuple[str, RowOptimiser]]:
+        return ("masked", self.masked_optimiser), ("plain", self.plain_optimiser)
+
+    # --- steps
+
+    def forward(self, step: int, active: int) -> tuple[Tensor, Tensor]:
+        """Smashed data [A, B, ...] and labels [A, B] of this step; keeps the graph for `backward`."""
+        w, ids = self.world, self.ids[:active]
+        rows = self.rows[:active, step]
+        x = w.inputs(rows, w.keys.client(Stream.AUGMENT, ids, self.round, step))
+        self._masked = self.trained[:active].detach()
+        self._plain = self.plain[:active].detach()
+        self._masked.requires_grad_(w.method.trains != "nothing")
+        self._plain.requires_grad_(w.recipe.norms != "frozen")
+        effective = w.method.effective(self._masked, self.frozen, self._uniform(ids, step))
+        dropout = w.keys.client(Stream.DROPOUT, ids, self.round, step)
+        self._smashed = w.run_bottoms(effective, self._plain, x, self.depth, dropout, self.vectorised)
+        return self._smashed.detach(), w.y[rows]
+
+    def _uniform(self, ids: Tensor, step: int) -> Tensor | None:
+        w = self.world
+        if not w.method.samples_masks:
+            return None
+        at = step if w.recipe.mask_per == "batch" else 0
+        return uniform(w.keys.client(Stream.FORWARD, ids, self.round, at), self.trained.shape[1], w.dtype)
+
+    def backward(self, gradient: Tensor) -> None:
+        """Backpropagate dL/dq [A, B, ...] of the last forward pass and take one optimiser step."""
+        leaves = [t for t in (self._masked, self._plain) if t.requires_grad and t.numel()]
+        if not leaves or not self._smashed.requires_grad:
+            return
+        grads = torch.autograd.grad(self._smashed, leaves, gradient, materialize_grads=True)
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if leaf is self._masked:
+                self.masked_optimiser.step(self.trained, grad, self.lr_masked)
+                self.world.method.project(self.trained)
+            else:
+                self.plain_optimiser.step(self.plain, grad, self.lr_plain)
+
+    # --- end of the round
+
+    def finish(self) -> Finished:
+        """Choose personal coordinates, draw the upload, write the clients' memories."""
+        w = self.world
+        method = w.method
+        participations = torch.tensor([self._participations(m) for m in self.memories])
+        after = method.theta(self.trained)
+        grown = self.personal
+        if after is not None and self.before is not None:
+            noise = None
+            if w.recipe.personal_order == "random":
+                keys = w.keys.client(Stream.UPLOAD, self.ids, self.round, 1)
+                noise = uniform(keys, after.shape[1], w.dtype)
+            grown = method.grow_personal(
+                self.before, after, self.personal, participations, self.layers, noise
+            )
+        drawn = None
+        if method.samples_masks:
+            keys = w.keys.client(Stream.UPLOAD, self.ids, self.round)
+            drawn = uniform(keys, self.trained.shape[1], w.dtype)
+        return Finished(
+            method.upload(self.trained, drawn),
+            ~grown,
+            grown & ~self.personal,
+            self.plain,
+            [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
+            None if after is None else self._entropy(after),
+            None if after is None or self.before is None else disagree(self.before, after).to(w.dtype).mean(),
+        )
+
+    def _participations(self, memory: Memory | None) -> int:
+        r = self.world.recipe
+        before = 0 if memory is None else memory.participations
+        return before + (self.round >= math.ceil(r.agreement * r.rounds))
+
+    def _memory(self, i: int, personal: Tensor, participations: int) -> Memory | None:
+        r = self.world.recipe
+        indices = personal.nonzero().squeeze(1)
+        optimiser = {}
+        if r.client_state == "persistent":
+            for name, o in self._optimisers():
+                optimiser |= {f"{name}.{k}": v[i].clone() for k, v in o.tensors().items()}
+        plain = self.plain[i].clone() if r.norms == "local" else None
+        return Memory(indices, self.trained[i, indices], participations, plain, optimiser)
+
+    def _entropy(self, theta: Tensor) -> Tensor:
+        bits = entropy_bits(theta)
+        return torch.stack([bits[:, s.offset : s.offset + s.size].mean() for s in self.layers])

@@ -1,0 +1,59 @@
+"""What one round tells: loss, entropy of the sampled masks, disagreement, work done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pmsfl.engine.client import Finished
+from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.server import Server
+from pmsfl.engine.world import World
+from pmsfl.errors import PmsflError
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """One round in plain numbers."""
+
+    round: int
+    loss: float
+    samples: int
+    mask_entropy: float | None  # mean over coordinates and clients, personal ones included, in bits
+    entropy_per_layer: dict[str, float]
+    disagree: float | None
+    personal: float  # mean share of coordinates that are personal, over the round's clients
+
+
+def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:
+    """The metrics of a round. Raises where the loss is no number: the state before the round is still good."""
+    loss = float(server.loss_sum) / max(server.samples, 1)
+    if not math.isfinite(loss):
+        raise PmsflError(
+            f"round {plan.round + 1}: the loss is {loss}; lower lr_server, lr_client or lr_score and resume "
+            "from the last checkpoint"
+        )
+    weights: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
+    crossed = []
+    for d in done:
+        clients = d.values.shape[0]
+        if d.entropy is not None:
+            for slot, bits in zip(world.layout.masked, d.entropy.tolist(), strict=False):
+                weights.setdefault(slot.name, []).extend([bits] * clients)
+                sizes[slot.name] = slot.size
+        if d.disagree is not None:
+            crossed += [float(d.disagree)] * clients
+    total = sum(sizes[n] * len(b) for n, b in weights.items())
+    entropy = sum(sizes[n] * sum(b) for n, b in weights.items()) / total if total else None
+    kept = [float(1.0 - d.contributes.double().mean()) for d in done for _ in range(d.values.shape[0])]
+    return RoundMetrics(
+        plan.round,
+        loss,
+        server.samples,
+        entropy,
+        {n: sum(b) / len(b) for n, b in weights.items()},
+        sum(crossed) / len(crossed) if crossed else None,
+        sum(kept) / len(kept),
+    )

@@ -1,0 +1,129 @@
+"""Who takes part in a round, at which depth, for how many steps, with which batches. All keyed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream, fold, permutation, root
+from pmsfl.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The root key of every stream. In a simulation they derive from the run's seed."""
+
+    roots: dict[Stream, Tensor]
+
+    @staticmethod
+    def of_seed(seed: int, device: torch.device | str = "cpu") -> Keys:
+        """Keys for a simulation."""
+        return Keys({s: root(seed, s, device) for s in Stream})
+
+    def client(self, stream: Stream, clients: Tensor | int, round_: int, step: int | Tensor = 0) -> Tensor:
+        """The key of each client for one round and step: int64, the shape of `clients`."""
+        return fold(fold(fold(self.roots[stream], clients), round_), step)
+
+    def at(self, stream: Stream, *place: int) -> Tensor:
+        """A key that belongs to no client: the stream's root folded with each number."""
+        key = self.roots[stream]
+        for number in place:
+            key = fold(key, number)
+        return key
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The cohort of one round, sorted so that the clients still at work are always the first ones."""
+
+    round: int
+    clients: tuple[int, ...]
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def groups(self) -> dict[int, list[int]]:
+        """Positions in `clients` by depth, shallow first; within a group the order of the plan."""
+        by_depth: dict[int, list[int]] = {}
+        for i, d in enumerate(self.depths):
+            by_depth.setdefault(d, []).append(i)
+        return dict(sorted(by_depth.items()))
+
+
+def cohort_size(recipe: Recipe, eligible: int) -> int:
+    """K, or an error where more clients are asked for than there are with training data."""
+    if recipe.cohort > eligible:
+        raise PmsflError(
+            f"cohort = {recipe.cohort}: only {eligible} clients have training data; take at most {eligible}"
+        )
+    return recipe.cohort or max(int(recipe.participation * eligible), 1)
+
+
+def plan_round(
+    recipe: Recipe, keys: Keys, round_: int, sizes: np.ndarray, depths: tuple[int, ...]
+) -> RoundPlan:
+    """The plan of a round. sizes: training samples per client; those without any are never sampled."""
+    eligible = np.flatnonzero(sizes)
+    if not len(eligible):
+        raise PmsflError("no client has any training data; check data_path, partition and max_samples")
+    k = cohort_size(recipe, len(eligible))
+    order = permutation(keys.at(Stream.SAMPLING, round_), len(eligible))[:k]
+    sampled = eligible[order.cpu().numpy()]
+    steps = {int(c): -(-recipe.epochs * int(sizes[c]) // recipe.batch) for c in sampled}
+    clients = sorted(steps, key=lambda c: (-steps[c], c))
+    return RoundPlan(
+        round_, tuple(clients), tuple(depths[c] for c in clients), tuple(steps[c] for c in clients)
+    )
+
+
+def batch_positions(key: Tensor, samples: int, steps: int, batch: int) -> Tensor:
+    """Which of a client's samples form each mini-batch: int64 [steps, batch].
+
+    One random order after another; a batch that reaches the end of one goes on in the next, so every batch is
+    full, and no sample comes twice before all came once.
+    """
+    passes = -(-steps * batch // samples)
+    numbers = torch.arange(passes, device=key.device)
+    orders = permutation(fold(key, numbers), samples).reshape(-1)
+    return orders[: steps * batch].reshape(steps, batch)
+
+
+def assign_depths(spec: str, clients: int, deepest: int) -> tuple[int, ...]:
+    """The cut of every client from '2', '1:1:1:1' (shares of depths 1, 2, …) or '1,2,2,…' (one per client)."""
+    try:
+        if ":" in spec:
+            shares = [float(s) for s in spec.split(":")]
+            if len(shares) > deepest or min(shares) < 0 or sum(shares) <= 0:
+                raise PmsflError(
+                    f"depths = {spec!r}: a ratio has at most {deepest} parts here (the model has {deepest} "
+                    "blocks), none negative and not all 0"
+                )
+            ends = np.round(np.cumsum(shares) / sum(shares) * clients).astype(int)
+            # Dealt like cards, so that neighbours in size or label do not all share a depth.
+            pools = np.diff(np.concatenate(([0], ends))).tolist()
+            return tuple(_deal(pools, clients))
+        numbers = [int(s) for s in spec.split(",")]
+    except ValueError:
+        raise PmsflError(f"depths = {spec!r}: write 2, 1:1:1:1, or one number per client: 1,2,2,4") from None
+    if len(numbers) == 1:
+        numbers *= clients
+    if len(numbers) != clients:
+        raise PmsflError(f"depths = {spec!r}: {len(numbers)} numbers for {clients} clients")
+    bad = [n for n in numbers if not 1 <= n <= deepest]
+    if bad:
+        raise PmsflError(f"depths = {spec!r}: {bad[0]} is no cut of this model; take 1 to {deepest}")
+    return tuple(numbers)
+
+
+def _deal(pools: list[int], clients: int) -> list[int]:
+    dealt: list[int] = []
+    while len(dealt) < clients:
+        for depth, left in enumerate(pools, start=1):
+            if left > 0 and len(dealt) < clients:
+                pools[depth - 1] -= 1
+                dealt.append(depth)
+    return dealt

@@ -1,0 +1,201 @@
+"""Everything a run does not change: recipe, data on the device, model, frozen weights, keys, depths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from pmsfl.data import load_federation
+from pmsfl.data.federation import Federation
+from pmsfl.engine.augment import augment
+from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, plan_round
+from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream
+from pmsfl.methods import Method, make_method
+from pmsfl.models.context import ForwardContext, forward_context
+from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
+from pmsfl.models.inspect import why_not_vectorised
+from pmsfl.models.registry import make_model
+from pmsfl.models.split import SplitModel
+from pmsfl.recipe import Recipe
+from pmsfl.wire.codecs import Codec
+from pmsfl.wire.tensors import label_codec
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+NATIVE = {"float32": Codec.FP32, "float64": Codec.FP64}
+CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16, "fp16": Codec.FP16}
+
+
+class World:
+    """The fixed surroundings of a run, on one device."""
+
+    def __init__(
+        self, recipe: Recipe, device: torch.device | str = "cpu", federation: Federation | None = None
+    ) -> None:
+        self.recipe = recipe
+        self.device = torch.device(device)
+        self.dtype = DTYPES[recipe.dtype]
+        self.federation = federation or federation_of(recipe)
+        self.method: Method = make_method(recipe)
+        self.keys = Keys.of_seed(recipe.seed, self.device)
+        self.input_shape = tuple(self.federation.x.shape[1:])
+        self.model: SplitModel = make_model(recipe, self.input_shape, self.federation.classes)
+        self.model.to(self.device, self.dtype)
+        self.layout = self.model.layout
+        self.depths = assign_depths(recipe.depths, self.federation.clients, self.model.depth)
+        self.mixed = len(set(self.depths)) > 1
+        # With mixed depths the server's blocks are the deep clients' blocks: they must be of one kind.
+        self.shares_top = self.mixed or (recipe.masked_top and self.method.trains != "weights")
+        self.codec = NATIVE[recipe.dtype]
+        self.cut_codec = CODECS.get(recipe.cut_codec, self.codec)
+        self.label_codec = label_codec(self.federation.classes)
+        self._load_data()
+        self._initialise()
+        self.why_looped = why_not_vectorised(self.model, self.input_shape, max(self.depths))
+
+    def _load_data(self) -> None:
+        f = self.federation
+        self.x = torch.from_numpy(f.x).to(self.device)
+        self.y = torch.from_numpy(f.y).to(self.device)
+        self.train_rows = [torch.from_numpy(rows).to(self.device) for rows in f.train]
+        self.test_rows = [torch.from_numpy(rows).to(self.device) for rows in f.test]
+        self.sizes = f.sizes
+        along = (-1, *(1,) * (f.x.ndim - 2)) if f.x.ndim == 4 else (1, -1)
+        scale = 255.0 if f.x.dtype.kind == "u" else 1.0
+        self.mean = (torch.tensor(f.mean, dtype=self.dtype) * scale).reshape(along).to(self.device)
+        self.std = (torch.tensor(f.std, dtype=self.dtype) * scale).reshape(along).to(self.device)
+
+    def _initialise(self) -> None:
+        r = self.recipe
+        frozen = frozen_weights(self.model, r.seed, r.frozen)
+        plain = plain_parameters(self.model, r.seed)
+        if r.pretrained:
+            frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)
+        scores = initial_scores(self.model, r.seed, r.score_init)
+        self.frozen = frozen.to(self.device, self.dtype)
+        self.initial_plain = plain.to(self.device, self.dtype)
+        self.initial_scores = scores.to(self.device, self.dtype)
+
+    # --- parts of the model
+
+    @property
+    def cut(self) -> int:
+        """The shallowest cut: the server's vectors start there."""
+        return min(self.depths)
+
+    def server_masks(self) -> bool:
+        """Does the server run its blocks as the method does (masks, say), rather than as trained weights?"""
+        return self.shares_top and self.method.trains != "weights"
+
+    def masked_size(self, depth: int) -> int:
+        """P_d."""
+        return self.layout.masked_ends[depth]
+
+    def plain_size(self, depth: int) -> int:
+        """Q_d."""
+        return self.layout.plain_ends[depth]
+
+    # --- data
+
+    def plan(self, round_: int) -> RoundPlan:
+        """Who takes part in a round."""
+        return plan_round(self.recipe, self.keys, round_, self.sizes, self.depths)
+
+    def batch_rows(self, client: int, round_: int, steps: int) -> Tensor:
+        """Rows of x for every mini-batch of a client's round: int64 [steps, batch]."""
+        rows = self.train_rows[client]
+        key = self.keys.client(Stream.BATCHES, client, round_)
+        return rows[batch_positions(key, len(rows), steps, self.recipe.batch)]
+
+    def inputs(self, rows: Tensor, augment_keys: Tensor | None = None) -> Tensor:
+        """Normalised samples of rows [...]: [..., *sample]; augmented where keys [K] are given for rows [K, B]."""
+        x = self.x[rows]
+        if augment_keys is not None and self.recipe.augment != "none":
+            x = augment(x, augment_keys, flip=self.recipe.augment == "crop-flip")
+        return (x.to(self.dtype) - self.mean) / self.std
+
+    # --- forward passes
+
+    def run_bottoms(
+        self,
+        masked: Tensor,
+        plain: Tensor,
+        x: Tensor,
+        depth: int,
+        dropout_keys: Tensor | None = None,
+        vectorised: bool = True,
+    ) -> Tensor:
+        """Bottoms of A clients on their own inputs: masked [A, P_d], plain [A, Q_d], x [A, B, ...] → [A, B, ...]."""
+        views = self.layout.bottom(masked, plain, depth)
+
+        def one(views: dict[str, Tensor], x: Tensor, key: Tensor | None) -> Tensor:
+            with forward_context(ForwardContext(dropout_key=key)):
+                out: Tensor = functional_call(self.model, views, (x, 0, depth))
+            return out
+
+        return self.over_clients(one, (views, x, dropout_keys), vectorised)
+
+    def over_clients(self, function: Callable[..., Tensor], args: Sequence[object], vectorised: bool) -> Tensor:
+        """function applied to each client's slice of the arguments (None stays None), results stacked."""
+        if vectorised:
+            dims = tuple(None if a is None else 0 for a in args)
+            out: Tensor = vmap(function, in_dims=dims)(*args)
+            return out
+        count = next(len(a) for a in args if isinstance(a, Tensor))
+        return torch.stack([function(*(_slice(a, i) for a in args)) for i in range(count)])
+
+    def check_batches(self) -> list[str]:
+        """Lines a user should know about how batches and clients fit."""
+        small = [c for c, n in enumerate(self.sizes) if 0 < n < self.recipe.batch]
+        if not small:
+            return []
+        return [
+            f"{len(small)} of {len(self.sizes)} clients hold fewer samples than the batch of "
+            f"{self.recipe.batch} (client {small[0]}: {self.sizes[small[0]]}); their batches repeat samples"
+        ]
+
+
+def _slice(argument: object, i: int) -> object:
+    if isinstance(argument, dict):
+        return {k: v[i] for k, v in argument.items()}
+    return argument[i] if isinstance(argument, Tensor) else argument
+
+
+def federation_of(recipe: Recipe) -> Federation:
+    """The federation a recipe names."""
+    return load_federation(
+        recipe.data,
+        recipe.data_path or None,
+        partition=recipe.partition,
+        clients=recipe.clients or None,
+        alpha=recipe.alpha,
+        classes_per_client=recipe.classes_per_client,
+        shards_per_client=recipe.shards_per_client,
+        test_split=recipe.test_split,
+        test_fraction=recipe.test_fraction,
+        min_samples=recipe.min_samples,
+        max_samples=recipe.max_samples or None,
+        seed=recipe.seed,
+    )
+
+
+def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float:
+    """The rate of a round: constant, or half a cosine from `base` to almost nothing."""
+    if schedule == "constant":
+        return base
+    return base * 0.5 * (1.0 + math.cos(math.pi * round_ / rounds))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a user asked for; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PmsflError("device = 'cuda': torch finds no GPU here; use --device cpu or auto")
+    if name not in ("cpu", "cuda"):
+        raise PmsflError(f"device = {name!r}: take auto, cpu or cuda")
+    return torch.device(name)

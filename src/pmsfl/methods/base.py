@@ -1,0 +1,106 @@
+"""What a method says: what a client trains, what it uploads, how the server merges it, what stays personal.
+
+A method never knows which executor plays it. Its functions take rows of any number of clients, [K, P] or [P],
+and are pure: K clients, P masked coordinates. `trained` is what the optimiser moves (scores or weights),
+`shared` what the server holds and sends (θ or weights).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
+from pmsfl.models.split import Slot
+from pmsfl.recipe import Recipe
+
+Trains = Literal["scores", "weights", "nothing"]
+Uploads = Literal["bits", "theta", "weights", "nothing"]
+
+
+class Method:
+    """Defaults of a method that trains weights; the others say where they differ."""
+
+    name = "method"
+    summary = ""
+    paper = ""
+    trains: Trains = "weights"
+    uploads: Uploads = "weights"
+    samples_masks = False  # are forward masks random? then evaluation averages over several
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        # A Beta posterior is about draws in [0, 1]; floats follow the same damping, or take the plain mean.
+        rule: Rule = "damped" if recipe.aggregate == "damped" else "sampled"
+        least = recipe.min_contributors
+        self.float_aggregator = Aggregator(rule, recipe.damping, min_contributors=least)
+        self.mask_aggregator = Aggregator(
+            recipe.aggregate,  # type: ignore[arg-type]
+            recipe.damping,
+            recipe.beta_prior,
+            least,
+        )
+
+    # --- what a client trains
+
+    def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
+        """The shared vector of round 0, [P]."""
+        return frozen.clone()
+
+    def start(self, shared: Tensor) -> Tensor:
+        """What a client trains, from what the server sent; same shape."""
+        return shared.clone()
+
+    def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
+        """The weights a forward pass runs with, differentiable in `trained`; [K, P].
+
+        uniform: keyed uniforms of the same shape, None unless the method samples masks.
+        """
+        return trained
+
+    def project(self, trained: Tensor) -> None:
+        """Bring `trained` back into its domain after an optimiser step, in place."""
+
+    # --- what it uploads, how the server merges it
+
+    def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
+        """What goes up, [K, P] in the dtype of `trained` (bits as 0 and 1)."""
+        return trained
+
+    def merge(
+        self, shared: Tensor, uploads: Tensor, contributes: Tensor, weights: Tensor, counts: Counts | None
+    ) -> tuple[Tensor, Counts | None]:
+        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute."""
+        masks = self.uploads in ("bits", "theta")
+        rule = self.mask_aggregator if masks else self.float_aggregator
+        return merge(shared, uploads, contributes, rule, weights, counts)
+
+    # --- what stays personal
+
+    def personal_at_start(self, layers: list[Slot], size: int) -> Tensor:
+        """Coordinates that are personal before any training: bool [P_d]."""
+        return torch.zeros(size, dtype=torch.bool)
+
+    def grow_personal(
+        self,
+        before: Tensor,
+        after: Tensor,
+        personal: Tensor,
+        participations: Tensor,
+        layers: list[Slot],
+        noise: Tensor | None,
+    ) -> Tensor:
+        """The personal set after this participation: bool [K, P_d], never smaller than `personal`."""
+        return personal
+
+    # --- what masks there are
+
+    def theta(self, trained: Tensor) -> Tensor | None:
+        """θ behind `trained`, or None where there are no learned masks."""
+        return None
+
+    def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
+        """The weights to evaluate with. mode: sampled, expected or threshold, where masks are learned."""
+        return self.effective(trained, frozen, None)

@@ -1,0 +1,90 @@
+"""PM-SFL: clients learn scores of random masks over frozen weights and upload sampled mask bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
+from pmsfl.masks.personal import grow, target_count
+from pmsfl.methods.base import Counts, Method
+from pmsfl.models.split import Slot
+
+
+class PMSFL(Method):
+    """Probabilistic masks, personal mask coordinates, heterogeneity-aware aggregation."""
+
+    name = "pm-sfl"
+    summary = "scores of random masks over frozen weights; uploads mask bits; personal coordinates stay"
+    paper = "PM-SFL (KDD 2026)"
+    trains = "scores"
+    uploads = "bits"
+    samples_masks = True
+
+    def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
+        return self._clipped(torch.sigmoid(scores))
+
+    def start(self, shared: Tensor) -> Tensor:
+        return to_scores(shared, self.recipe.clip)
+
+    def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
+        assert uniform is not None
+        mask = sample(torch.sigmoid(trained.detach()), uniform)
+        return frozen * straight_through(trained, mask, self.recipe.estimator)  # type: ignore[arg-type]
+
+    def project(self, trained: Tensor) -> None:
+        limit = bound(self.recipe.clip)  # θ stays in [c, 1−c]: a fixed mask protects nothing and learns nothing
+        trained.clamp_(-limit, limit)
+
+    def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
+        assert uniform is not None
+        return sample(torch.sigmoid(trained), uniform).to(trained.dtype)
+
+    def merge(
+        self, shared: Tensor, uploads: Tensor, contributes: Tensor, weights: Tensor, counts: Counts | None
+    ) -> tuple[Tensor, Counts | None]:
+        theta, counts = super().merge(shared, uploads, contributes, weights, counts)
+        return self._clipped(theta), counts
+
+    def grow_personal(
+        self,
+        before: Tensor,
+        after: Tensor,
+        personal: Tensor,
+        participations: Tensor,
+        layers: list[Slot],
+        noise: Tensor | None,
+    ) -> Tensor:
+        r = self.recipe
+        if r.personal_ratio == 0.0:
+            return personal
+        spans = [(s.offset, s.offset + s.size) for s in layers]
+        if r.personal_scope == "global" and spans:
+            spans = [(0, spans[-1][1])]
+        grown = personal.clone()
+        for a, b in spans:
+            targets = [
+                target_count(p, b - a, r.personal_ratio, r.growth_steps, r.growth, r.growth_count)  # type: ignore[arg-type]
+                for p in participations.tolist()
+            ]
+            grown[:, a:b] = grow(
+                before[:, a:b],
+                after[:, a:b],
+                personal[:, a:b],
+                torch.tensor(targets, device=personal.device),
+                r.personal_order,  # type: ignore[arg-type]
+                None if noise is None else noise[:, a:b],
+            )
+        return grown
+
+    def theta(self, trained: Tensor) -> Tensor | None:
+        return torch.sigmoid(trained)
+
+    def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
+        theta = torch.sigmoid(trained)
+        if mode == "expected":
+            return frozen * theta
+        return frozen * (sample(theta, uniform) if mode == "sampled" else theta > 0.5).to(frozen.dtype)
+
+    def _clipped(self, theta: Tensor) -> Tensor:
+        return theta.clamp(self.recipe.clip, 1.0 - self.recipe.clip)

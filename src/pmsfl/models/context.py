@@ -1,0 +1,47 @@
+"""What a forward pass needs beyond its input: row weights, a place for statistics, a key for dropout.
+
+Modules read it instead of taking arguments, so that users' own blocks keep an ordinary `forward(x)`. It is
+per thread, because a deployed server answers several clients at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Sums = dict[str, tuple[Tensor, Tensor, Tensor]]  # norm's name -> (count [], mean [C], squared deviations [C])
+
+
+@dataclass
+class ForwardContext:
+    """row_weights [B]: 0 leaves a row out of batch statistics; sums: filled by StaticBN when not None;
+    dropout_key: int64 scalar, None switches dropout off."""
+
+    row_weights: Tensor | None = None
+    sums: Sums | None = None
+    dropout_key: Tensor | None = None
+
+
+_local = threading.local()
+_PLAIN = ForwardContext()
+
+
+def current() -> ForwardContext:
+    """The context of this thread's forward pass."""
+    context: ForwardContext = getattr(_local, "context", _PLAIN)
+    return context
+
+
+@contextmanager
+def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
+    """Run the enclosed forward passes under `context`."""
+    previous = current()
+    _local.context = context
+    try:
+        yield context
+    finally:
+        _local.context = previous

@@ -1,0 +1,33 @@
+"""Dropout whose zeros are a function of a key, so that every executor drops the same units."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pmsfl.masks.random import fold, uniform
+from pmsfl.models.context import current
+
+
+class KeyedDropout(nn.Module):
+    """Zeroes each element with probability p in training, scaled by 1/(1−p); off where there is no key."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.index = 0  # given by SplitModel: two dropouts of one model never share bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = current().dropout_key
+        if not self.training or key is None or self.p == 0.0:
+            return x
+        keep = uniform(fold(key, self.index), x.numel(), x.dtype).reshape(x.shape) >= self.p
+        return x * keep.to(x.dtype) / (1.0 - self.p)
+
+
+def convert_dropout(module: nn.Module) -> nn.Module:
+    """Replace every nn.Dropout in `module` by a keyed one; returns the module."""
+    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return KeyedDropout(module.p)
+    for name, child in module.named_children():
+        setattr(module, name, convert_dropout(child))
+    return module

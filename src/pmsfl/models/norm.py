@@ -1,0 +1,80 @@
+"""Static batch normalisation: batch statistics in training, none tracked; before evaluation one pass over
+training data fills `running_mean` and `running_var` (see engine/evaluate.py).
+
+State names equal nn.BatchNorm2d's, so an exported model loads into an ordinary one.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmsfl.models.context import current
+
+
+class StaticBN(nn.Module):
+    """Batch normalisation over all axes but the second. Input [B, C, ...], output the same shape."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.features = features
+        self.eps = eps
+        self.name = ""  # its path in the model, given by SplitModel: the key of its statistics
+        if affine:
+            self.weight = nn.Parameter(torch.ones(features))
+            self.bias = nn.Parameter(torch.zeros(features))
+        else:
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, eps={self.eps}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        context = current()
+        if context.sums is not None or context.row_weights is not None:
+            return self._weighted(x)
+        if self.training:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+
+    def _weighted(self, x: Tensor) -> Tensor:
+        """Batch statistics over the rows that count, left in the context's sums if it collects them."""
+        context = current()
+        axes = (0, *range(2, x.ndim))
+        along = (1, -1, *(1,) * (x.ndim - 2))
+        places = x[0, 0].numel()
+        weights = x.new_ones(x.shape[0]) if context.row_weights is None else context.row_weights.to(x.dtype)
+        rows = weights.reshape(-1, *(1,) * (x.ndim - 1))
+        count = weights.sum() * places
+        mean = (x * rows).sum(axes) / count.clamp_min(1.0)
+        centred = x - mean.reshape(along)
+        squares = (centred * centred * rows).sum(axes)
+        if context.sums is not None:
+            context.sums[self.name] = (count, mean, squares)
+        scale = torch.rsqrt(squares / count.clamp_min(1.0) + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        out = centred * scale.reshape(along)
+        return out if self.bias is None else out + self.bias.reshape(along)
+
+
+def convert_batch_norm(module: nn.Module) -> nn.Module:
+    """Replace every nn.BatchNorm in `module` by a StaticBN with the same affine; returns the module."""
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        static = StaticBN(module.num_features, module.eps, module.affine)
+        if module.affine:
+            static.weight.data.copy_(module.weight.data)
+            static.bias.data.copy_(module.bias.data)
+        return static
+    for name, child in module.named_children():
+        setattr(module, name, convert_batch_norm(child))
+    return module

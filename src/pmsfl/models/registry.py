@@ -1,0 +1,72 @@
+"""A model by its name in a recipe."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pmsfl.errors import PmsflError
+from pmsfl.models.resnet import resnet18
+from pmsfl.models.small import small_cnn
+from pmsfl.models.split import SplitModel
+from pmsfl.models.transformer import transformer
+from pmsfl.recipe import Recipe, nearest
+
+NAMES = ("small-cnn", "resnet18", "transformer")
+
+
+def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """The model a recipe names, for samples of `input_shape`. Its own initial values never matter to a run:
+    they are replaced by keyed ones, or built under a fixed seed that the caller's generator does not see."""
+    wide = {"width": recipe.width} if recipe.width else {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        if ":" in recipe.model:
+            return _own_model(recipe.model, input_shape, classes)
+        if recipe.model == "transformer":
+            return transformer(input_shape, classes, **wide)
+        if recipe.model not in NAMES:
+            hint = nearest(recipe.model, NAMES)
+            raise PmsflError(f"model = {recipe.model!r}: {hint} (or your own as package.module:function)")
+        if len(input_shape) != 3:
+            raise PmsflError(
+                f"model = {recipe.model!r} takes images [C, H, W], these samples have shape {input_shape}; "
+                "use model = 'transformer' for sequences"
+            )
+        if recipe.model == "resnet18":
+            return resnet18(input_shape[0], classes, stem_padding=recipe.stem_padding, **wide)
+        return small_cnn(input_shape[0], classes, **wide)
+
+
+def load_function(target: str) -> Callable[..., SplitModel]:
+    """The function behind 'package.module:function'; modules in the working directory are found too."""
+    module_name, _, function_name = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as e:
+        raise PmsflError(f"model = {target!r}: cannot import {module_name!r} ({e})") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise PmsflError(f"model = {target!r}: {module_name} has no function {function_name!r}")
+    made: Callable[..., SplitModel] = function
+    return made
+
+
+def _own_model(target: str, input_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """A user's model. Its function may take input_shape and classes, by these names, or neither."""
+    function = load_function(target)
+    offered = {"input_shape": input_shape, "classes": classes}
+    wanted = inspect.signature(function).parameters
+    model = function(**{k: v for k, v in offered.items() if k in wanted})
+    if not isinstance(model, SplitModel):
+        raise PmsflError(
+            f"model = {target!r} returned {type(model).__name__}; it must return pmsfl.SplitModel(blocks, head)"
+        )
+    return model

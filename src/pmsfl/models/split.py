@@ -1,0 +1,148 @@
+"""A model that can be cut: a list of blocks and a head, and the flat vectors its parameters live in.
+
+Client k holds blocks 1..d_k (its bottom), the server the rest (the top). Two flat vectors hold all parameters:
+`masked` (convolution and linear weights of the blocks) and `plain` (biases, norms, embeddings, the head). Both
+are ordered by block, so the bottom of depth d is a prefix of each and the top a suffix, for every d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pmsfl.errors import PmsflError
+from pmsfl.models.dropout import KeyedDropout, convert_dropout
+from pmsfl.models.norm import StaticBN, convert_batch_norm
+
+MASKABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+
+
+class SplitModel(nn.Module):
+    """Blocks in a row and a head. Any nn.Module is a block; BatchNorm and Dropout are converted.
+
+    unmasked: prefixes of module names whose weights carry no masks (embeddings, say).
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], head: nn.Module, unmasked: Sequence[str] = ()) -> None:
+        super().__init__()
+        if not blocks:
+            raise PmsflError("SplitModel: blocks is empty; give at least one nn.Module before the head")
+        self.blocks = nn.ModuleList(convert_dropout(convert_batch_norm(b)) for b in blocks)
+        self.head = convert_dropout(convert_batch_norm(head))
+        self.unmasked = tuple(unmasked)
+        for i, (name, module) in enumerate(self.named_modules()):
+            if isinstance(module, StaticBN):
+                module.name = name
+            elif isinstance(module, KeyedDropout):
+                module.index = i
+        self.layout = Layout.of(self)
+
+    @property
+    def depth(self) -> int:
+        """How many blocks there are: the deepest cut."""
+        return len(self.blocks)
+
+    def forward(
+        self, x: Tensor, start: int = 0, stop: int | None = None, joins: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
+        """Blocks start+1..stop (stop None: to the end, and the head).
+
+        joins: smashed data of deeper cuts; joins[d] is appended to the rows on entry to block d+1.
+        """
+        last = self.depth if stop is None else stop
+        for i in range(start, last):
+            if joins and i > start and i in joins:
+                x = torch.cat((x, joins[i]))
+            x = self.blocks[i](x)
+        if stop is None:
+            if joins and last > start and last in joins:
+                x = torch.cat((x, joins[last]))
+            x = self.head(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place in a flat vector. `block` counts from 0; the head's is the model's depth."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every parameter lives. ends[d]: how many coordinates the bottom of depth d has (ends[0] = 0)."""
+
+    masked: tuple[Slot, ...]
+    plain: tuple[Slot, ...]
+    masked_ends: tuple[int, ...]
+    plain_ends: tuple[int, ...]
+    depth: int
+
+    @staticmethod
+    def of(model: SplitModel) -> Layout:
+        """The layout of a model's parameters."""
+        carriers = _mask_carriers(model)
+        slots: dict[bool, list[Slot]] = {True: [], False: []}
+        sizes = {True: 0, False: 0}
+        ends: dict[bool, list[int]] = {True: [0], False: [0]}
+        for i in range(model.depth + 1):
+            part = model.blocks[i] if i < model.depth else model.head
+            prefix = f"blocks.{i}" if i < model.depth else "head"
+            for name, p in part.named_parameters(prefix=prefix):
+                kind = name in carriers
+                slots[kind].append(Slot(name, tuple(p.shape), sizes[kind], p.numel(), i))
+                sizes[kind] += p.numel()
+            for kind in (True, False):
+                ends[kind].append(sizes[kind])
+        return Layout(
+            tuple(slots[True]), tuple(slots[False]), tuple(ends[True]), tuple(ends[False]), model.depth
+        )
+
+    @property
+    def masked_size(self) -> int:
+        """P: how many coordinates carry masks over all blocks."""
+        return self.masked_ends[-1]
+
+    @property
+    def plain_size(self) -> int:
+        """Q: how many parameters carry none, the head included."""
+        return self.plain_ends[-1]
+
+    def bottom(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
+        """Named views for functional_call of a bottom's vectors [..., P_d] and [..., Q_d]."""
+        return self._views(masked, plain, 0, depth)
+
+    def top(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
+        """Named views of a top's vectors [P − P_d] and [Q − Q_d], head included."""
+        return self._views(masked, plain, depth, self.depth + 1)
+
+    def _views(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
+        # torch.split, not slices: its backward is one concatenation instead of one full-size zero tensor each.
+        views = {}
+        for vector, slots in ((masked, self.masked), (plain, self.plain)):
+            mine = [s for s in slots if first <= s.block < last]
+            parts = torch.split(vector, [s.size for s in mine], dim=-1) if mine else ()
+            for s, part in zip(mine, parts, strict=True):
+                views[s.name] = part.reshape(*vector.shape[:-1], *s.shape)
+        return views
+
+    def layers(self, depth: int) -> list[Slot]:
+        """The masked layers of a bottom of this depth."""
+        return [s for s in self.masked if s.block < depth]
+
+
+def _mask_carriers(model: SplitModel) -> set[str]:
+    """Names of the weights that carry masks: those of convolutions and linear layers in the blocks."""
+    names = set()
+    for name, module in model.blocks.named_modules(prefix="blocks"):
+        skipped = any(name == u or name.startswith(u + ".") for u in model.unmasked)
+        if isinstance(module, MASKABLE) and not skipped:
+            names.add(f"{name}.weight")
+    return names

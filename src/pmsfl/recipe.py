@@ -1,0 +1,302 @@
+"""Recipe: every knob of a run in one frozen place.
+
+A recipe comes from a TOML file (shipped or your own), may be overlaid by a preset, and last by `key=value`
+overrides. Sections in the TOML group keys for the reader; names are unique, so the section never matters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pmsfl.errors import PmsflError
+from pmsfl.presets import PRESETS
+
+RECIPE_VERSION = 1
+
+
+class RecipeError(PmsflError):
+    """A key or value that a recipe cannot have."""
+
+
+def knob(
+    default: Any,
+    doc: str,
+    section: str,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field with its documentation and its limits."""
+    meta = {"doc": doc, "section": section, "choices": choices, "low": low, "high": high}
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One run, completely described. Frozen: change it with `replace(key=value)`."""
+
+    # --- what
+    name: str = knob("custom", "what the recipe is called", "run")
+    version: int = knob(RECIPE_VERSION, "format of the recipe itself", "run", low=1, high=RECIPE_VERSION)
+    preset: str = knob("best", "which preset was laid over the recipe", "run", choices=tuple(PRESETS))
+    method: str = knob("pm-sfl", "what is trained, uploaded, merged and kept; see `pmsfl methods`", "run")
+    seed: int = knob(0, "every random draw derives from it", "run", low=0, high=2**63 - 1)
+    rounds: int = knob(40, "communication rounds T", "run", low=1)
+    dtype: str = knob("float32", "arithmetic of the whole run", "run", choices=("float32", "float64"))
+    eval_every: int = knob(10, "rounds between evaluations; the last round always is", "run", low=1)
+    checkpoint_every: int = knob(10, "rounds between checkpoints", "run", low=1)
+    keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)
+    # --- data
+    data: str = knob("digits", "where samples come from", "data", choices=("digits", "cifar100", "leaf", "npz"))
+    data_path: str = knob("", "file or directory of that data (not needed for digits)", "data")
+    partition: str = knob(
+        "owner",
+        "who holds what",
+        "data",
+        choices=("iid", "dirichlet", "dirichlet-client", "pathological", "shards", "owner"),
+    )
+    clients: int = knob(0, "N; 0 with partition owner: every owner", "data", low=0)
+    alpha: float = knob(0.3, "Dirichlet concentration", "data", low=1e-6)
+    classes_per_client: int = knob(2, "classes each client holds (pathological)", "data", low=1)
+    shards_per_client: int = knob(2, "shards each client holds (shards)", "data", low=1)
+    test_split: str = knob(
+        "matched",
+        "matched: a client's test labels follow its training labels; independent: drawn apart",
+        "data",
+        choices=("matched", "independent"),
+    )
+    test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.0, high=0.9)
+    min_samples: int = knob(2, "least training samples of a client", "data", low=1)
+    max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
+    augment: str = knob(
+        "none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip")
+    )
+    # --- model
+    model: str = knob(
+        "small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model"
+    )
+    width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0)
+    stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
+    frozen: str = knob(
+        "kaiming",
+        "frozen weights: Kaiming normal, or the same deviation with a random sign (FedPM)",
+        "model",
+        choices=("kaiming", "signed"),
+    )
+    pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
+    score_init: str = knob(
+        "normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant")
+    )
+    depths: str = knob("2", "cut after this block: '2', a ratio '1:1:1:1', or one per client '1,2,2,…'", "split")
+    masked_top: bool = knob(False, "mask the server's blocks too (always on with mixed depths)", "split")
+    compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
+    # --- a round
+    participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
+    cohort: int = knob(0, "K itself; 0: max(C·N, 1)", "round", low=0)
+    epochs: int = knob(5, "local epochs", "round", low=1)
+    batch: int = knob(32, "samples in a mini-batch", "round", low=1)
+    schedule: str = knob(
+        "parallel",
+        "server step on the union of the clients' batches, or one step per client batch",
+        "round",
+        choices=("parallel", "sequential"),
+    )
+    weighting: str = knob(
+        "equal", "how clients weigh in the merge", "round", choices=("equal", "samples")
+    )
+    # --- masks
+    estimator: str = knob(
+        "plain", "gradient of a score: paper's Eq. 4, or without its extra σ(s)", "masks", choices=("plain", "paper")
+    )
+    clip: float = knob(0.01, "c: θ stays in [c, 1−c], always", "masks", low=1e-6, high=0.49)
+    mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
+    aggregate: str = knob(
+        "damped", "how uploads are merged, for every method alike", "masks", choices=("sampled", "damped", "beta")
+    )
+    damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean", "masks", low=1e-6, high=1.0)
+    beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)
+    beta_reset: int = knob(1, "rounds after which `beta` forgets", "masks", low=1)
+    min_contributors: int = knob(1, "a coordinate with fewer keeps its value", "masks", low=1)
+    norms: str = knob(
+        "shared", "norms and biases of the bottom", "masks", choices=("shared", "local", "frozen")
+    )
+    # --- personalisation
+    personal_ratio: float = knob(0.5, "ρ: share of coordinates that become personal; 0: off", "personal", low=0.0, high=1.0)
+    agreement: float = knob(0.1, "share of the rounds before personalisation starts", "personal", low=0.0, high=1.0)
+    growth: str = knob(
+        "linear", "how the personal set grows", "personal", choices=("linear", "geometric", "one-shot", "count")
+    )
+    growth_steps: int = knob(10, "participations until ρ is reached", "personal", low=1)
+    growth_count: int = knob(1000, "coordinates per participation (growth count)", "personal", low=1)
+    personal_scope: str = knob("layer", "ρ per layer or over all", "personal", choices=("layer", "global"))
+    personal_order: str = knob(
+        "disagree", "who becomes personal first", "personal", choices=("disagree", "magnitude", "random")
+    )
+    # --- optimisers
+    lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
+    score_schedule: str = knob("constant", "of lr_score", "optimisers", choices=("constant", "cosine"))
+    client_optimiser: str = knob("sgd", "for a client's weights and norms", "optimisers", choices=("sgd", "adam"))
+    lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)
+    client_state: str = knob(
+        "fresh", "a client's optimiser state between its rounds", "optimisers", choices=("fresh", "persistent")
+    )
+    server_optimiser: str = knob("sgd", "for the top", "optimisers", choices=("sgd", "adam"))
+    lr_server: float = knob(0.1, "learning rate of the top", "optimisers", low=0.0)
+    momentum: float = knob(0.9, "of sgd, on both sides", "optimisers", low=0.0, high=0.999)
+    weight_decay: float = knob(5e-4, "of weights and norms; scores never have any", "optimisers", low=0.0)
+    lr_schedule: str = knob(
+        "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine")
+    )
+    # --- evaluation
+    eval_mask: str = knob(
+        "sampled", "mask at evaluation", "evaluation", choices=("sampled", "expected", "threshold")
+    )
+    eval_masks: int = knob(5, "masks that `sampled` averages over", "evaluation", low=1)
+    statistics: str = knob(
+        "global",
+        "batch-norm statistics at evaluation: over all clients, each client's own, or of the test batch",
+        "evaluation",
+        choices=("global", "client", "batch"),
+    )
+    # --- wire
+    cut_codec: str = knob(
+        "native", "smashed data and gradients on the wire (native: the run's dtype)", "wire",
+        choices=("native", "fp32", "bf16", "fp16"),
+    )
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name)))
+        if self.dtype == "float32" and self.batch < 2:
+            raise RecipeError("batch: 1 leaves batch norm nothing to average; take at least 2")
+
+    def replace(self, **changes: Any) -> Recipe:
+        """A copy with some keys changed; unknown keys and bad values raise RecipeError."""
+        values = asdict(self)
+        for key, value in changes.items():
+            values[_known(key)] = value
+        return Recipe(**values)
+
+    def to_toml(self) -> str:
+        """The resolved recipe as TOML, every key with its section."""
+        lines: list[str] = []
+        section = ""
+        for f in fields(self):
+            if f.metadata["section"] != section:
+                section = f.metadata["section"]
+                lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+            value = getattr(self, f.name)
+            lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}")
+        return "\n".join(lines) + "\n"
+
+    @staticmethod
+    def load(source: str | Path, overrides: Iterable[str] = (), **changes: Any) -> Recipe:
+        """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes."""
+        values = _read(source)
+        chosen = dict(_parse_override(o) for o in overrides)
+        chosen |= {_known(k): v for k, v in changes.items() if v is not None}
+        preset = chosen.get("preset")
+        if preset is not None:
+            values |= PRESETS[_checked("preset", preset)]
+        return Recipe(**(values | chosen))
+
+    @staticmethod
+    def from_toml(text: str, origin: str = "recipe") -> Recipe:
+        """The recipe in a TOML text, as `to_toml` writes it."""
+        return Recipe(**_flatten(text, origin))
+
+
+_FIELDS = {f.name: f for f in fields(Recipe)}
+
+
+def shipped() -> list[str]:
+    """Names of the recipes in the package."""
+    folder = resources.files("pmsfl") / "recipes"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known word, or all of them if none is close."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def _known(key: str) -> str:
+    name = key.rpartition(".")[2]
+    if name not in _FIELDS:
+        raise RecipeError(f"unknown key {key!r}: {nearest(name, _FIELDS)}")
+    return name
+
+
+def _checked(key: str, value: Any) -> Any:
+    """The value in the key's own type, within its limits, or RecipeError."""
+    f = _FIELDS[key]
+    kind = type(f.default)
+    if key == "depths" and isinstance(value, int | list | tuple):
+        value = ",".join(map(str, value)) if not isinstance(value, int) else str(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise RecipeError(f"{key} = {value!r}: must be {_TYPE_NAMES[kind]} ({f.metadata['doc']})")
+    choices, low, high = f.metadata["choices"], f.metadata["low"], f.metadata["high"]
+    if choices and value not in choices:
+        raise RecipeError(f"{key} = {value!r}: {nearest(value, choices)} (allowed: {', '.join(choices)})")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise RecipeError(f"{key} = {value!r}: must be {limits} ({f.metadata['doc']})")
+    return value
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    """One `key=value`: the value is read as its key's type wants it."""
+    key, equals, raw = text.partition("=")
+    if not equals:
+        raise RecipeError(f"override {text!r}: write it as key=value")
+    name = _known(key.strip())
+    kind, raw = type(_FIELDS[name].default), raw.strip()
+    try:
+        if kind is bool:
+            return name, {"true": True, "false": False, "1": True, "0": False}[raw.lower()]
+        return name, kind(raw)
+    except (ValueError, KeyError):
+        doc = _FIELDS[name].metadata["doc"]
+        raise RecipeError(f"{name} = {raw!r}: must be {_TYPE_NAMES[kind]} ({doc})") from None
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if path.suffix == ".toml":
+        try:
+            return _flatten(path.read_text(encoding="utf-8"), str(path))
+        except OSError as e:
+            raise RecipeError(f"cannot read recipe {path}: {e.strerror or e}") from None
+    if str(source) not in shipped():
+        raise RecipeError(f"unknown recipe {str(source)!r}: {nearest(str(source), shipped())} (or a .toml file)")
+    text = (resources.files("pmsfl") / "recipes" / f"{source}.toml").read_text(encoding="utf-8")
+    return {"name": str(source)} | _flatten(text, str(source))
+
+
+def _flatten(text: str, origin: str) -> dict[str, Any]:
+    """All keys of a TOML text; a section is only a heading."""
+    try:
+        tree: Mapping[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise RecipeError(f"{origin}: not valid TOML: {e}") from None
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        for name, v in (value.items() if isinstance(value, dict) else ((key, value),)):
+            if _known(name) in flat:
+                raise RecipeError(f"{origin}: key {name!r} is given twice")
+            flat[name] = v
+    return flat
