@@ -1,0 +1,303 @@
+"""Evaluation: a statistics pass over training data for the mask being evaluated, then every client's test set.
+
+Accuracy is measured twice: each client with its own θ (personal coordinates laid over the global ones), and the
+global model. Clients are vectorised in chunks; ragged sets are padded, and padding weighs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from pmsfl.engine.state import State
+from pmsfl.engine.statistics import Statistics
+from pmsfl.engine.world import World
+from pmsfl.masks.random import Stream, uniform
+from pmsfl.models.context import ForwardContext, Sums, forward_context
+from pmsfl.models.norm import StaticBN
+from pmsfl.wire.codecs import Codec
+from pmsfl.wire.ledger import Ledger
+from pmsfl.wire.messages import Direction, Kind, length
+
+ROWS_AT_ONCE = 2048  # samples in one launch; per client at most ROWS_PER_CLIENT of them
+ROWS_PER_CLIENT = 128
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies in percent. Per client: NaN where a client has no test data."""
+
+    per_client: np.ndarray  # [N], each client with its own θ
+    per_client_global: np.ndarray  # [N], the global model on the same test sets
+    accuracy: float  # unweighted mean of per_client
+    accuracy_weighted: float
+    accuracy_global: float  # the global model on the global test
+    deviation: float  # of `accuracy` over the evaluated masks
+
+    @property
+    def accuracy_local_global(self) -> float:
+        """The global θ on the clients' own tests: what personalisation has to beat."""
+        return float(np.nanmean(self.per_client_global))
+
+
+@dataclass
+class Job:
+    """Clients to run together: their rows of weights, their depth, and the samples each takes."""
+
+    clients: list[int]
+    depth: int
+    masked: Tensor  # [K, P_d] or [P_d] shared by all
+    plain: Tensor  # [K, Q_d] or [Q_d]
+    rows: list[Tensor]
+
+
+class Evaluator:
+    """Evaluates states of one run."""
+
+    def __init__(self, world: World, ledger: Ledger | None = None) -> None:
+        self.world = world
+        self.ledger = ledger
+        self.vectorised = world.why_looped is None
+        self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        learned = world.method.theta(world.initial_scores[:1]) is not None
+        sampled = learned and world.method.samples_masks and world.recipe.eval_mask == "sampled"
+        self.draws = world.recipe.eval_masks if sampled else 1
+
+    @torch.no_grad()
+    def evaluate(self, state: State) -> Evaluation:
+        """Every client and the global model, averaged over the evaluated masks."""
+        n = self.world.federation.clients
+        own, shared, overall = np.zeros((self.draws, n)), np.zeros((self.draws, n)), np.zeros(self.draws)
+        personal = any(len(m.indices) or m.plain is not None for m in state.bank.values())
+        for draw in range(self.draws):
+            jobs = self.global_jobs(state, draw, self.world.train_rows)
+            statistics = self.statistics(state, draw, jobs)
+            shared[draw] = self._accuracies(state, draw, statistics, self.global_jobs(state, draw, self.world.test_rows))
+            overall[draw] = self._global_test(state, draw, statistics)
+            own[draw] = shared[draw]
+            if personal:
+                jobs = self.client_jobs(state, draw, self.world.train_rows)
+                statistics = self.statistics(state, draw, jobs)
+                own[draw] = self._accuracies(
+                    state, draw, statistics, self.client_jobs(state, draw, self.world.test_rows)
+                )
+        sizes = np.array([len(t) for t in self.world.test_rows], dtype=float)
+        mean = own.mean(0)
+        tested = sizes > 0
+        return Evaluation(
+            np.where(tested, mean, np.nan),
+            np.where(tested, shared.mean(0), np.nan),
+            float(mean[tested].mean()) if tested.any() else math.nan,
+            float((mean * sizes).sum() / sizes.sum()) if tested.any() else math.nan,
+            float(overall.mean()),
+            float(own[:, tested].mean(1).std()) if tested.any() else math.nan,
+        )
+
+    # --- who runs with what
+
+    def weights(self, trained: Tensor, draw: int, holder: int) -> Tensor:
+        """The weights that `trained` (any prefix of all blocks) is evaluated with.
+
+        holder: whose mask it is; the number of clients stands for the global model's own.
+        """
+        w = self.world
+        key = w.keys.client(Stream.EVALUATION, holder, draw)
+        drawn = uniform(key, trained.shape[-1], w.dtype)
+        return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, w.recipe.eval_mask)
+
+    def top_weights(self, state: State, draw: int) -> Tensor:
+        """The weights of the server's blocks: as trained, or under the global model's mask."""
+        w = self.world
+        p = w.masked_size(w.cut)
+        if not w.server_masks():
+            return state.shared[p:]
+        return self.weights(w.method.start(state.shared), draw, w.federation.clients)[p:]
+
+    def client_weights(self, state: State, client: int, draw: int) -> tuple[Tensor, Tensor]:
+        """One client's own bottom: weights [P_d] and norms [Q_d]. Without a memory it has the global θ."""
+        w = self.world
+        depth = w.depths[client]
+        trained = w.method.start(state.shared[: w.masked_size(depth)])
+        plain = state.plain[: w.plain_size(depth)]
+        memory = state.bank.get(client)
+        if memory is None or not (len(memory.indices) or memory.plain is not None):
+            return self.weights(trained, draw, w.federation.clients), plain
+        trained[memory.indices] = memory.values
+        return self.weights(trained, draw, client), plain if memory.plain is None else memory.plain
+
+    def client_jobs(self, state: State, draw: int, rows: list[Tensor]) -> Iterator[Job]:
+        """Every client with its own bottom, in chunks of one depth."""
+        for depth, chunk in self._chunks(rows):
+            pairs = [self.client_weights(state, c, draw) for c in chunk]
+            masked, plain = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+            yield Job(chunk, depth, masked, plain, [rows[c] for c in chunk])
+
+    def global_jobs(self, state: State, draw: int, rows: list[Tensor]) -> Iterator[Job]:
+        """Every client's data under the global bottom."""
+        w = self.world
+        for depth, chunk in self._chunks(rows):
+            trained = w.method.start(state.shared[: w.masked_size(depth)])
+            masked = self.weights(trained, draw, w.federation.clients)
+            yield Job(chunk, depth, masked, state.plain[: w.plain_size(depth)], [rows[c] for c in chunk])
+
+    def _chunks(self, rows: list[Tensor]) -> Iterator[tuple[int, list[int]]]:
+        size = ROWS_AT_ONCE // ROWS_PER_CLIENT
+        for depth in sorted(set(self.world.depths)):
+            mine = [c for c, d in enumerate(self.world.depths) if d == depth and len(rows[c])]
+            for i in range(0, len(mine), size):
+                yield depth, mine[i : i + size]
+
+    # --- passes
+
+    def statistics(self, state: State, draw: int, jobs: Iterator[Job]) -> Statistics:
+        """Batch-norm statistics over all clients' training data, bottom and top, for this mask."""
+        statistics = Statistics(self.world)
+        if not self.norms or self.world.recipe.statistics == "batch":
+            return statistics
+        self.world.model.train()
+        top = self.top_weights(state, draw)
+        for job in jobs:
+            for batch, present in _batches(job.rows):
+                q, sums = self._bottom(job, batch, present, None, collecting=True)
+                statistics.add(sums, job.clients)
+                _, sums = self._top(state, top, q, job.depth, present, None, collecting=True)
+                statistics.add(sums, None)
+            self._count_statistics(job)
+        return statistics
+
+    def logits(
+        self, state: State, draw: int, statistics: Statistics, job: Job
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows [K, B], which of them count [K, B], and logits [K, B, classes], batch by batch."""
+        top = self.top_weights(state, draw)
+        self.world.model.train(self.world.recipe.statistics == "batch")
+        for batch, present in _batches(job.rows):
+            q, _ = self._bottom(job, batch, present, statistics)
+            out, _ = self._top(state, top, q, job.depth, present, statistics)
+            yield batch, present, out.reshape(*batch.shape, -1)
+
+    def _accuracies(self, state: State, draw: int, statistics: Statistics, jobs: Iterator[Job]) -> np.ndarray:
+        """Percent right per client, 0 where it has no rows."""
+        out = np.zeros(self.world.federation.clients)
+        for job in jobs:
+            right = torch.zeros(len(job.clients), dtype=torch.int64, device=self.world.device)
+            for batch, present, logits in self.logits(state, draw, statistics, job):
+                right += ((logits.argmax(-1) == self.world.y[batch]) & present).sum(1)
+            for c, rows, r in zip(job.clients, job.rows, right.tolist(), strict=True):
+                out[c] = 100.0 * r / len(rows)
+        return out
+
+    def _global_test(self, state: State, draw: int, statistics: Statistics) -> float:
+        """Percent right of the global model on the global test; with mixed depths, the mean over the cuts."""
+        w = self.world
+        rows = torch.from_numpy(w.federation.global_test).to(w.device)
+        if not len(rows):
+            return math.nan
+        parts = list(rows.split(ROWS_PER_CLIENT))
+        scores = []
+        for depth in sorted(set(w.depths)):
+            masked = self.weights(w.method.start(state.shared[: w.masked_size(depth)]), draw, w.federation.clients)
+            right = 0
+            size = ROWS_AT_ONCE // ROWS_PER_CLIENT
+            for i in range(0, len(parts), size):
+                job = Job([], depth, masked, state.plain[: w.plain_size(depth)], parts[i : i + size])
+                for batch, present, logits in self.logits(state, draw, statistics, job):
+                    right += int(((logits.argmax(-1) == w.y[batch]) & present).sum())
+            scores.append(100.0 * right / len(rows))
+        return sum(scores) / len(scores)
+
+    def _bottom(
+        self,
+        job: Job,
+        rows: Tensor,
+        present: Tensor,
+        statistics: Statistics | None,
+        collecting: bool = False,
+    ) -> tuple[Tensor, Sums]:
+        """Smashed data [K, B, ...] of rows [K, B], and the norms' sums per client where they are collected."""
+        w = self.world
+        views = w.layout.bottom(job.masked, job.plain, job.depth)
+        buffers = {} if statistics is None else statistics.buffers(job.clients)
+        own = 0 if job.masked.ndim == 2 else None  # the global bottom is one for all
+        weighted = collecting or w.recipe.statistics == "batch"
+
+        def one(
+            views: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, present: Tensor
+        ) -> tuple[Tensor, Sums]:
+            context = ForwardContext(present if weighted else None, {} if collecting else None)
+            with forward_context(context):
+                q = functional_call(w.model, views | buffers, (x, 0, job.depth))
+            return q, context.sums or {}
+
+        x = w.inputs(rows)
+        per_client = 0 if statistics is not None and statistics.per_client and job.clients else None
+        if self.vectorised:
+            out: tuple[Tensor, Sums] = vmap(one, in_dims=(own, per_client, 0, 0))(views, buffers, x, present)
+            return out
+        results = []
+        for i in range(len(rows)):
+            mine = {n: v[i] for n, v in views.items()} if own == 0 else views
+            stats = {n: v[i] for n, v in buffers.items()} if per_client == 0 else buffers
+            results.append(one(mine, stats, x[i], present[i]))
+        names = list(results[0][1])
+        sums = {n: tuple(torch.stack(t) for t in zip(*(r[1][n] for r in results), strict=True)) for n in names}
+        return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]
+
+    def _top(
+        self,
+        state: State,
+        weights: Tensor,
+        q: Tensor,
+        depth: int,
+        present: Tensor,
+        statistics: Statistics | None,
+        collecting: bool = False,
+    ) -> tuple[Tensor, Sums]:
+        """Logits of smashed data [K, B, ...] as one union [K·B, classes]."""
+        w = self.world
+        views = w.layout.top(weights, state.plain[w.plain_size(w.cut) :], w.cut)
+        buffers = {} if statistics is None else statistics.buffers(None)
+        weighted = collecting or w.recipe.statistics == "batch"
+        context = ForwardContext(present.flatten() if weighted else None, {} if collecting else None)
+        with forward_context(context):
+            out: Tensor = functional_call(w.model, views | buffers, (q.flatten(0, 1), depth))
+        return out, context.sums or {}
+
+    def _count_statistics(self, job: Job) -> None:
+        """Sums go up and statistics come down, once per client and evaluated mask."""
+        if self.ledger is None:
+            return
+        w = self.world
+        held = [m for m in self.norms if _block(m) < job.depth]
+        size = (2 * sum(m.features for m in held) + len(held),)
+        codec: Codec = w.codec
+        for direction in (Direction.UP, Direction.DOWN):
+            cost = length(Kind.STATISTICS, size, codec)
+            self.ledger.add(Kind.STATISTICS, direction, cost * len(job.clients), len(job.clients))
+
+
+def _block(norm: StaticBN) -> int:
+    parts = norm.name.split(".")
+    return int(parts[1]) if parts[0] == "blocks" else 1 << 30
+
+
+def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows [K, B] and which of them are real [K, B]; each client's rows in equal batches, as few as will do."""
+    longest = max(len(r) for r in rows)
+    passes = -(-longest // ROWS_PER_CLIENT)
+    shares = [-(-len(r) // passes) for r in rows]
+    width = max(shares)
+    for i in range(passes):
+        batch = rows[0].new_zeros(len(rows), width)
+        present = torch.zeros(len(rows), width, dtype=torch.bool, device=batch.device)
+        for j, (r, share) in enumerate(zip(rows, shares, strict=True)):
+            part = r[i * share : (i + 1) * share]
+            batch[j, : len(part)] = part
+            present[j, : len(part)] = True
+        yield batch, present
