@@ -36,11 +36,11 @@ class CohortExecutor:
         w.model.train()
         plan = w.plan(state.round)
         server = Server(w, state, plan)
-        groups = {d: self._begin(state, plan, d, places) for d, places in plan.groups.items()}
+        groups = {d: self.begin(state, plan, d, places) for d, places in plan.groups.items()}
         steps = {d: [plan.steps[i] for i in places] for d, places in plan.groups.items()}
         for step in range(max(plan.steps)):
             active = {d: sum(r > step for r in steps[d]) for d in groups}
-            self._step(server, groups, {d: a for d, a in active.items() if a}, step)
+            self.step(server, groups, {d: a for d, a in active.items() if a}, step)
         done = {d: b.finish() for d, b in groups.items()}
         uploads = self._upload(plan, done)
         memories = {
@@ -51,7 +51,8 @@ class CohortExecutor:
         }
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
-    def _begin(self, state: State, plan: RoundPlan, depth: int, places: list[int]) -> Bottoms:
+    def begin(self, state: State, plan: RoundPlan, depth: int, places: list[int]) -> Bottoms:
+        """The clients of one depth, ready for their first step."""
         w = self.world
         count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
         return Bottoms(
@@ -66,7 +67,8 @@ class CohortExecutor:
             self.vectorised,
         )
 
-    def _step(self, server: Server, groups: dict[int, Bottoms], active: dict[int, int], step: int) -> None:
+    def step(self, server: Server, groups: dict[int, Bottoms], active: dict[int, int], step: int) -> None:
+        """One step of the active clients (the first of each group) and of the server."""
         smashed, labels = {}, {}
         for d, a in active.items():
             smashed[d], labels[d] = groups[d].forward(step, a)

@@ -101,14 +101,14 @@ class Evaluator:
 
     # --- who runs with what
 
-    def weights(self, trained: Tensor, draw: int, holder: int) -> Tensor:
+    def weights(self, trained: Tensor, draw: int) -> Tensor:
         """The weights that `trained` (any prefix of all blocks) is evaluated with.
 
-        holder: whose mask it is; the number of clients stands for the global model's own.
+        One draw of uniforms serves everybody: clients then differ where their θ differ and nowhere else, so
+        that statistics summed over all of them fit the mask of each.
         """
         w = self.world
-        key = w.keys.client(Stream.EVALUATION, holder, draw)
-        drawn = uniform(key, trained.shape[-1], w.dtype)
+        drawn = uniform(w.keys.at(Stream.EVALUATION, draw), trained.shape[-1], w.dtype)
         return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, w.recipe.eval_mask)
 
     def top_weights(self, state: State, draw: int) -> Tensor:
@@ -117,7 +117,7 @@ class Evaluator:
         p = w.masked_size(w.cut)
         if not w.server_masks():
             return state.shared[p:]
-        return self.weights(w.method.start(state.shared), draw, w.federation.clients)[p:]
+        return self.weights(w.method.start(state.shared), draw)[p:]
 
     def client_weights(self, state: State, client: int, draw: int) -> tuple[Tensor, Tensor]:
         """One client's own bottom: weights [P_d] and norms [Q_d]. Without a memory it has the global θ."""
@@ -126,10 +126,10 @@ class Evaluator:
         trained = w.method.start(state.shared[: w.masked_size(depth)])
         plain = state.plain[: w.plain_size(depth)]
         memory = state.bank.get(client)
-        if memory is None or not (len(memory.indices) or memory.plain is not None):
-            return self.weights(trained, draw, w.federation.clients), plain
-        trained[memory.indices] = memory.values
-        return self.weights(trained, draw, client), plain if memory.plain is None else memory.plain
+        if memory is not None:
+            trained[memory.indices] = memory.values
+            plain = plain if memory.plain is None else memory.plain
+        return self.weights(trained, draw), plain
 
     def client_jobs(self, state: State, draw: int, rows: list[Tensor]) -> Iterator[Job]:
         """Every client with its own bottom, in chunks of one depth."""
@@ -143,7 +143,7 @@ class Evaluator:
         w = self.world
         for depth, chunk in self._chunks(rows):
             trained = w.method.start(state.shared[: w.masked_size(depth)])
-            masked = self.weights(trained, draw, w.federation.clients)
+            masked = self.weights(trained, draw)
             yield Job(chunk, depth, masked, state.plain[: w.plain_size(depth)], [rows[c] for c in chunk])
 
     def _chunks(self, rows: list[Tensor]) -> Iterator[tuple[int, list[int]]]:
@@ -202,7 +202,7 @@ class Evaluator:
         parts = list(rows.split(ROWS_PER_CLIENT))
         scores = []
         for depth in sorted(set(w.depths)):
-            masked = self.weights(w.method.start(state.shared[: w.masked_size(depth)]), draw, w.federation.clients)
+            masked = self.weights(w.method.start(state.shared[: w.masked_size(depth)]), draw)
             right = 0
             size = ROWS_AT_ONCE // ROWS_PER_CLIENT
             for i in range(0, len(parts), size):

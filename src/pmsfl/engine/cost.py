@@ -1,0 +1,120 @@
+"""What a run will cost before it is played: bytes, memory, FLOPs per depth, and time from a short probe."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.protocol import Wire, count
+from pmsfl.engine.server import Server
+from pmsfl.engine.state import State
+from pmsfl.engine.world import World
+from pmsfl.models.inspect import CutCost, cut_cost
+from pmsfl.wire.codecs import Codec
+from pmsfl.wire.ledger import Ledger
+from pmsfl.wire.messages import Direction, Kind, length
+
+
+@dataclass(frozen=True)
+class ClientCosts:
+    """The mean client's FLOPs in one round it takes part in, and the largest client's memory."""
+
+    flops_per_round: int
+    memory_bytes: int
+    per_depth: dict[int, CutCost]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `--dry-run` prints. Personal indices (a few bits per coordinate, once) are not planned."""
+
+    costs: ClientCosts
+    bytes_planned: dict[str, int]
+    memory_server: int
+    seconds_per_step: float
+    seconds_total: float
+    steps_total: int
+
+
+def client_costs(world: World) -> ClientCosts:
+    """Costs of every cut in use."""
+    batch = world.recipe.batch
+    per_depth = {d: cut_cost(world.model, world.input_shape, d, batch) for d in sorted(set(world.depths))}
+    element = torch.empty((), dtype=world.dtype).element_size()
+    flops = []
+    for size, depth in zip(world.sizes, world.depths, strict=True):
+        if size:
+            steps = -(-world.recipe.epochs * int(size) // batch)
+            flops.append(steps * batch * per_depth[depth].flops_per_sample)
+    memory = max(c.memory_bytes(element) for c in per_depth.values())
+    return ClientCosts(sum(flops) // max(len(flops), 1), memory, per_depth)
+
+
+def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> Ledger:
+    """The ledger the plans will fill, but for personal indices and what they save, and for evaluations."""
+    ledger, wire = Ledger(), Wire(world)
+    batch = world.recipe.batch
+    for plan in plans:
+        for depth, steps in zip(plan.depths, plan.steps, strict=True):
+            count(ledger, Direction.DOWN, wire.start_bytes(depth))
+            step = wire.step_bytes((batch, *costs.per_depth[depth].smashed_shape))
+            ledger.add(Kind.GRADIENT, Direction.DOWN, step.pop(Kind.GRADIENT) * steps, steps)
+            for kind, size in step.items():
+                ledger.add(kind, Direction.UP, size * steps, steps)
+            count(ledger, Direction.UP, _finish_bytes(world, wire, depth))
+    return ledger
+
+
+def _finish_bytes(world: World, wire: Wire, depth: int) -> dict[Kind, int]:
+    out = {}
+    size = (world.masked_size(depth),)
+    if world.method.uploads == "bits":
+        out[Kind.MASK] = length(Kind.MASK, size, Codec.PACKED_BITS)
+    elif wire.sends_shared:
+        out[wire.shared_kind] = length(wire.shared_kind, size, world.codec)
+    if wire.sends_norms:
+        out[Kind.NORMS] = length(Kind.NORMS, (world.plain_size(depth),), world.codec)
+    return out
+
+
+def estimate(world: World, probe_steps: int = 5) -> Estimate:
+    """Plan every round (they are all known in advance) and time a few steps of the first."""
+    plans = [world.plan(t) for t in range(world.recipe.rounds)]
+    costs = client_costs(world)
+    seconds = _probe(world, plans[0], probe_steps)
+    work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper
+    in_first = len(plans[0].clients)
+    element = torch.empty((), dtype=world.dtype).element_size()
+    k = max(len(p.clients) for p in plans)
+    server = element * (6 * world.layout.masked_size + 4 * world.layout.plain_size)
+    server += k * costs.memory_bytes + world.x.numel() * world.x.element_size()
+    return Estimate(
+        costs,
+        planned_bytes(world, plans, costs).as_dict(),
+        server,
+        seconds,
+        seconds * work / in_first,
+        sum(max(p.steps) for p in plans),
+    )
+
+
+def _probe(world: World, plan: RoundPlan, steps: int) -> float:
+    """Seconds per step with the whole cohort at work, the first one left out."""
+    state = State.initial(world)
+    executor = CohortExecutor(world, Ledger())
+    world.model.train()
+    server = Server(world, state, plan)
+    groups = {d: executor.begin(state, plan, d, places) for d, places in plan.groups.items()}
+    steps = min(steps, min(plan.steps))
+    times = []
+    for step in range(max(steps, 1)):
+        began = time.perf_counter()
+        executor.step(server, groups, {d: len(b.clients) for d, b in groups.items()}, step)
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times[1:] or times)

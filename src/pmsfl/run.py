@@ -1,0 +1,343 @@
+"""Play a recipe: rounds, evaluations, checkpoints, resume."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pmsfl.data.federation import Federation
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.cost import client_costs
+from pmsfl.engine.evaluate import Evaluation, Evaluator
+from pmsfl.engine.metrics import RoundMetrics
+from pmsfl.engine.reference import ReferenceExecutor
+from pmsfl.engine.state import State
+from pmsfl.engine.world import World, pick_device
+from pmsfl.errors import PmsflError
+from pmsfl.recipe import Recipe, nearest
+from pmsfl.rundir import RUNS, RunDirectory, differences, versions
+from pmsfl.wire.ledger import Ledger
+
+LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
+
+
+class Executor(Protocol):
+    """Plays rounds."""
+
+    name: str
+
+    def round(self, state: State) -> tuple[State, RoundMetrics]:
+        """One round."""
+        ...
+
+
+EXECUTORS: dict[str, type[CohortExecutor] | type[ReferenceExecutor]] = {
+    "cohort": CohortExecutor,
+    "reference": ReferenceExecutor,
+}
+
+
+class Interrupted(PmsflError):
+    """Ctrl-C: the last complete round is on disk."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a listener hears after every round."""
+
+    round: int  # rounds completed
+    rounds: int
+    metrics: RoundMetrics
+    evaluation: Evaluation | None
+    bytes_total: int
+    seconds: float  # since the run began, over all resumes
+    samples_per_second: float
+
+
+@dataclass
+class Listener:
+    """What a run tells while it goes; the default says nothing."""
+
+    on_start: Callable[[World, State, RunDirectory], None] = lambda world, state, directory: None
+    on_round: Callable[[Progress], None] = lambda progress: None
+    on_note: Callable[[str], None] = lambda line: None
+
+
+@dataclass
+class Run:
+    """A run directory with its recipe, its metrics and its result."""
+
+    path: Path
+    recipe: Recipe
+    result: dict[str, Any] | None = None  # what `--json` prints; None until the run is complete
+    device: str = "cpu"
+    _federation: Federation | None = field(default=None, repr=False)
+
+    @staticmethod
+    def open(path: str | Path, device: str = "cpu") -> Run:
+        """A run that is on disk."""
+        directory = RunDirectory.open(Path(path))
+        return Run(directory.path, directory.recipe(), directory.read_json("result.json"), device)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Its files."""
+        return RunDirectory(self.path)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One dictionary per round."""
+        return self.directory.metrics()
+
+    @cached_property
+    def world(self) -> World:
+        """Data, model and keys of the run."""
+        return World(self.recipe, pick_device(self.device), self._federation)
+
+    def state(self) -> State:
+        """The state of the newest checkpoint."""
+        found = self.directory.load_checkpoint()
+        if found is None:
+            raise PmsflError(f"{self.path} has no checkpoint yet")
+        return State.from_tensors(self.world, found[0])
+
+
+@dataclass
+class _Totals:
+    """What adds up over rounds and survives a resume."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    seconds: float = 0.0
+    seconds_training: float = 0.0
+    best: float = -math.inf
+    last: dict[str, Any] = field(default_factory=dict)  # newest evaluation
+
+    def metadata(self) -> dict[str, Any]:
+        return {
+            "bytes": self.ledger.as_dict(),
+            "messages": self.ledger.messages_as_dict(),
+            "seconds": self.seconds,
+            "seconds_training": self.seconds_training,
+            "best": self.best,
+            "last": self.last,
+        }
+
+    @staticmethod
+    def of(metadata: dict[str, Any]) -> _Totals:
+        ledger = Ledger().load(metadata["bytes"], metadata["messages"])
+        rest = {k: metadata[k] for k in ("seconds", "seconds_training", "best", "last")}
+        return _Totals(ledger, **rest)
+
+
+def run(
+    recipe: Recipe | str | Path = "demo",
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    executor: str = "cohort",
+    device: str = "auto",
+    listener: Listener | None = None,
+    federation: Federation | None = None,
+    **changes: Any,
+) -> Run:
+    """Train a recipe and return the finished Run.
+
+    recipe: a Recipe, a shipped recipe's name or a TOML file; overrides: `key=value` texts; changes: keys.
+    federation: your own, instead of what the recipe's `data` names. resume: go on with the run in `out`, or
+    with the newest unfinished one of this recipe.
+    """
+    listener = listener or Listener()
+    if executor not in EXECUTORS:
+        raise PmsflError(f"executor = {executor!r}: {nearest(executor, EXECUTORS)}")
+    overrides = list(overrides)
+    if resume:
+        directory = _find_resumable(recipe, out, overrides, changes)
+        resolved = directory.recipe()
+    else:
+        if not isinstance(recipe, Recipe):
+            resolved = Recipe.load(recipe, overrides, **changes)
+        else:
+            resolved = recipe.replace(**changes) if changes else recipe
+        directory = None
+    world = World(resolved, pick_device(device), federation)
+    directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
+    return _Trainer(world, directory, executor, listener).play()
+
+
+def _find_resumable(
+    recipe: Recipe | str | Path, out: str | Path | None, overrides: list[str], changes: dict[str, Any]
+) -> RunDirectory:
+    if overrides or {k: v for k, v in changes.items() if v is not None and k != "method"}:
+        raise PmsflError("a resumed run keeps its recipe: leave out -c, or start a new run")
+    if out is not None:
+        return RunDirectory.open(Path(out))
+    name = recipe.name if isinstance(recipe, Recipe) else Path(recipe).stem
+    start = f"{name}-{changes.get('method') or ''}"
+    found = [p for p in RUNS.glob(f"{start}*") if (p / "recipe.toml").exists() and not (p / "result.json").exists()]
+    if not found:
+        raise PmsflError(f"no unfinished run of {start!r} under {RUNS}/; name its directory with --out")
+    return RunDirectory.open(max(found, key=lambda p: (p / "metrics.jsonl").stat().st_mtime))
+
+
+class _Trainer:
+    """One call of `run`."""
+
+    def __init__(self, world: World, directory: RunDirectory, executor: str, listener: Listener) -> None:
+        self.world, self.directory, self.listener = world, directory, listener
+        self.recipe = world.recipe
+        self.totals = _Totals()
+        self.state = State.initial(world)
+        self._restore()
+        self.executor: Executor = EXECUTORS[executor](world, self.totals.ledger)
+        self.evaluator = Evaluator(world, self.totals.ledger)
+        self.saved = self.state.round
+        self.warned = False
+
+    def _restore(self) -> None:
+        now = versions(self.world.device, self.world.federation.fingerprint())
+        then = self.directory.read_json("versions.json")
+        if then is None:
+            self.directory.write_json("versions.json", now)
+        else:
+            for line in differences(then, now):
+                self.listener.on_note(line)
+        found = self.directory.load_checkpoint()
+        if found is not None:
+            self.state = State.from_tensors(self.world, found[0])
+            self.totals = _Totals.of(found[1])
+        self.directory.cut_metrics(self.state.round)
+
+    def play(self) -> Run:
+        """All rounds that are missing, then the result."""
+        for line in (*self.world.federation.notes, *self.world.check_batches()):
+            self.listener.on_note(line)
+        if self.world.why_looped and self.executor.name == "cohort":
+            self.listener.on_note(f"clients run one by one: {self.world.why_looped}")
+        self.listener.on_start(self.world, self.state, self.directory)
+        try:
+            while self.state.round < self.recipe.rounds:
+                self._round()
+        except KeyboardInterrupt:
+            self._save()
+            raise Interrupted(
+                f"interrupted after round {self.state.round} of {self.recipe.rounds}; go on with: "
+                f"pmsfl run --resume --out {self.directory.path}"
+            ) from None
+        result = self._result()
+        self.directory.write_json("result.json", result)
+        return Run(
+            self.directory.path, self.recipe, result, self.world.device.type, self.world.federation
+        )
+
+    def _round(self) -> None:
+        began = time.perf_counter()
+        before = self.totals.ledger.snapshot()
+        state, metrics = self.executor.round(self.state)
+        trained = time.perf_counter() - began
+        done = state.round
+        last = done == self.recipe.rounds
+        evaluation = self.evaluator.evaluate(state) if last or done % self.recipe.eval_every == 0 else None
+        # From here on the round counts; an interrupt before this line leaves the previous state untouched.
+        self.state = state
+        t = self.totals
+        t.seconds_training += trained
+        t.seconds += time.perf_counter() - began
+        if evaluation is not None:
+            t.best = max(t.best, evaluation.accuracy)
+            t.last = _evaluation_line(evaluation)
+        line = _metrics_line(metrics, t.ledger.difference(before).as_dict())
+        line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
+        self.directory.append_metrics(line)
+        if last or done % self.recipe.checkpoint_every == 0:
+            self._save()
+        self._warn(metrics)
+        speed = metrics.samples / max(trained, 1e-9)
+        self.listener.on_round(
+            Progress(done, self.recipe.rounds, metrics, evaluation, t.ledger.total, t.seconds, speed)
+        )
+
+    def _save(self) -> None:
+        if self.state.round == self.saved:
+            return
+        self.directory.save_checkpoint(
+            self.state.round, self.state.to_tensors(), self.totals.metadata(), self.recipe.keep_checkpoints
+        )
+        self.saved = self.state.round
+
+    def _warn(self, metrics: RoundMetrics) -> None:
+        low = metrics.mask_entropy is not None and metrics.mask_entropy < LOW_ENTROPY
+        if low and not self.warned and self.world.method.samples_masks:
+            self.warned = True
+            self.listener.on_note(
+                f"round {metrics.round + 1}: mask entropy fell to {metrics.mask_entropy:.2f} bit; a mask that is "
+                "always the same hides nothing. Use aggregate=damped, a smaller lr_score or a larger clip"
+            )
+
+    def _result(self) -> dict[str, Any]:
+        t, r, w = self.totals, self.recipe, self.world
+        final = self.directory.metrics()[-1]
+        costs = client_costs(w)
+        return {
+            "run": str(self.directory.path),
+            "method": r.method,
+            "recipe": r.name,
+            "preset": r.preset,
+            "executor": self.executor.name,
+            "device": w.device.type,
+            "seed": r.seed,
+            "clients": w.federation.clients,
+            "rounds": r.rounds,
+            "accuracy": t.last["accuracy"],
+            "accuracy_best": t.best,
+            "accuracy_weighted": t.last["accuracy_weighted"],
+            "accuracy_global": t.last["accuracy_global"],
+            "accuracy_local_global": t.last["accuracy_local_global"],
+            "seconds": round(t.seconds, 3),
+            "seconds_training": round(t.seconds_training, 3),
+            "mask_entropy": final["mask_entropy"],
+            "disagree": final["disagree"],
+            "client_flops": costs.flops_per_round,
+            "client_memory": costs.memory_bytes,
+            "bytes": t.ledger.as_dict(),
+        }
+
+
+def _metrics_line(m: RoundMetrics, sent: dict[str, int]) -> dict[str, Any]:
+    return {
+        "round": m.round + 1,
+        "loss": m.loss,
+        "samples": m.samples,
+        "mask_entropy": m.mask_entropy,
+        "entropy_per_layer": m.entropy_per_layer,
+        "disagree": m.disagree,
+        "personal": m.personal,
+        "bytes": sent,
+    }
+
+
+def _evaluation_line(e: Evaluation) -> dict[str, Any]:
+    def clean(values: Any) -> list[float | None]:
+        return [None if math.isnan(v) else float(v) for v in values]
+
+    return {
+        "accuracy": e.accuracy,
+        "accuracy_weighted": e.accuracy_weighted,
+        "accuracy_global": e.accuracy_global,
+        "accuracy_local_global": e.accuracy_local_global,
+        "deviation": e.deviation,
+        "per_client": clean(e.per_client),
+        "per_client_global": clean(e.per_client_global),
+    }
+
+
+def set_threads(threads: int) -> None:
+    """How many CPU threads torch uses; part of what a bit-identical resume needs."""
+    torch.set_num_threads(threads)
