@@ -75,13 +75,9 @@ class Recipe:
     test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.0, high=0.9)
     min_samples: int = knob(2, "least training samples of a client", "data", low=1)
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
-    augment: str = knob(
-        "none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip")
-    )
+    augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))
     # --- model
-    model: str = knob(
-        "small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model"
-    )
+    model: str = knob("small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model")
     width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0)
     stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
     frozen: str = knob(
@@ -91,9 +87,7 @@ class Recipe:
         choices=("kaiming", "signed"),
     )
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
-    score_init: str = knob(
-        "normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant")
-    )
+    score_init: str = knob("normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant"))
     depths: str = knob("2", "cut after this block: '2', a ratio '1:1:1:1', or one per client '1,2,2,…'", "split")
     masked_top: bool = knob(False, "mask the server's blocks too (always on with mixed depths)", "split")
     compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
@@ -108,30 +102,37 @@ class Recipe:
         "round",
         choices=("parallel", "sequential"),
     )
-    weighting: str = knob(
-        "equal", "how clients weigh in the merge", "round", choices=("equal", "samples")
-    )
+    weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
     # --- masks
     estimator: str = knob(
-        "plain", "gradient of a score: paper's Eq. 4, or without its extra σ(s)", "masks", choices=("plain", "paper")
+        "plain",
+        "gradient of a score: paper's Eq. 4, or without its extra σ(s)",
+        "masks",
+        choices=("plain", "paper"),
     )
     clip: float = knob(0.01, "c: θ stays in [c, 1−c], always", "masks", low=1e-6, high=0.49)
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
-        "damped", "how uploads are merged, for every method alike", "masks", choices=("sampled", "damped", "beta")
+        "damped",
+        "how uploads are merged, for every method alike",
+        "masks",
+        choices=("sampled", "damped", "beta"),
     )
     damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean", "masks", low=1e-6, high=1.0)
     beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)
     beta_reset: int = knob(1, "rounds after which `beta` forgets", "masks", low=1)
     min_contributors: int = knob(1, "a coordinate with fewer keeps its value", "masks", low=1)
-    norms: str = knob(
-        "shared", "norms and biases of the bottom", "masks", choices=("shared", "local", "frozen")
-    )
+    norms: str = knob("shared", "norms and biases of the bottom", "masks", choices=("shared", "local", "frozen"))
     # --- personalisation
-    personal_ratio: float = knob(0.5, "ρ: share of coordinates that become personal; 0: off", "personal", low=0.0, high=1.0)
+    personal_ratio: float = knob(
+        0.5, "ρ: share of coordinates that become personal; 0: off", "personal", low=0.0, high=1.0
+    )
     agreement: float = knob(0.1, "share of the rounds before personalisation starts", "personal", low=0.0, high=1.0)
     growth: str = knob(
-        "linear", "how the personal set grows", "personal", choices=("linear", "geometric", "one-shot", "count")
+        "linear",
+        "how the personal set grows",
+        "personal",
+        choices=("linear", "geometric", "one-shot", "count"),
     )
     growth_steps: int = knob(10, "participations until ρ is reached", "personal", low=1)
     growth_count: int = knob(1000, "coordinates per participation (growth count)", "personal", low=1)
@@ -145,7 +146,10 @@ class Recipe:
     client_optimiser: str = knob("sgd", "for a client's weights and norms", "optimisers", choices=("sgd", "adam"))
     lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)
     client_state: str = knob(
-        "fresh", "a client's optimiser state between its rounds", "optimisers", choices=("fresh", "persistent")
+        "fresh",
+        "a client's optimiser state between its rounds",
+        "optimisers",
+        choices=("fresh", "persistent"),
     )
     server_optimiser: str = knob("sgd", "for the top", "optimisers", choices=("sgd", "adam"))
     lr_server: float = knob(0.1, "learning rate of the top", "optimisers", low=0.0)
@@ -155,9 +159,7 @@ class Recipe:
         "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine")
     )
     # --- evaluation
-    eval_mask: str = knob(
-        "sampled", "mask at evaluation", "evaluation", choices=("sampled", "expected", "threshold")
-    )
+    eval_mask: str = knob("sampled", "mask at evaluation", "evaluation", choices=("sampled", "expected", "threshold"))
     eval_masks: int = knob(5, "masks that `sampled` averages over", "evaluation", low=1)
     statistics: str = knob(
         "global",
@@ -167,7 +169,9 @@ class Recipe:
     )
     # --- wire
     cut_codec: str = knob(
-        "native", "smashed data and gradients on the wire (native: the run's dtype)", "wire",
+        "native",
+        "smashed data and gradients on the wire (native: the run's dtype)",
+        "wire",
         choices=("native", "fp32", "bf16", "fp16"),
     )
 
@@ -239,7 +243,7 @@ def _known(key: str) -> str:
 def _checked(key: str, value: Any) -> Any:
     """The value in the key's own type, within its limits, or RecipeError."""
     f = _FIELDS[key]
-    kind = type(f.default)
+    kind: type = type(f.default)
     if key == "depths" and isinstance(value, int | list | tuple):
         value = ",".join(map(str, value)) if not isinstance(value, int) else str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -248,7 +252,7 @@ def _checked(key: str, value: Any) -> Any:
         raise RecipeError(f"{key} = {value!r}: must be {_TYPE_NAMES[kind]} ({f.metadata['doc']})")
     choices, low, high = f.metadata["choices"], f.metadata["low"], f.metadata["high"]
     if choices and value not in choices:
-        raise RecipeError(f"{key} = {value!r}: {nearest(value, choices)} (allowed: {', '.join(choices)})")
+        raise RecipeError(f"{key} = {value!r}: {nearest(str(value), choices)} (allowed: {', '.join(choices)})")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         limits = f"at least {low}" if high is None else f"between {low} and {high}"
         raise RecipeError(f"{key} = {value!r}: must be {limits} ({f.metadata['doc']})")
@@ -264,7 +268,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
     if not equals:
         raise RecipeError(f"override {text!r}: write it as key=value")
     name = _known(key.strip())
-    kind, raw = type(_FIELDS[name].default), raw.strip()
+    raw = raw.strip()
+    kind: type = type(_FIELDS[name].default)
     try:
         if kind is bool:
             return name, {"true": True, "false": False, "1": True, "0": False}[raw.lower()]
@@ -295,7 +300,7 @@ def _flatten(text: str, origin: str) -> dict[str, Any]:
         raise RecipeError(f"{origin}: not valid TOML: {e}") from None
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        for name, v in (value.items() if isinstance(value, dict) else ((key, value),)):
+        for name, v in value.items() if isinstance(value, dict) else ((key, value),):
             if _known(name) in flat:
                 raise RecipeError(f"{origin}: key {name!r} is given twice")
             flat[name] = v

@@ -233,9 +233,7 @@ class _Trainer:
             ) from None
         result = self._result()
         self.directory.write_json("result.json", result)
-        return Run(
-            self.directory.path, self.recipe, result, self.world.device.type, self.world.federation
-        )
+        return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world.federation)
 
     def _round(self) -> None:
         began = time.perf_counter()

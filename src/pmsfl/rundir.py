@@ -1,8 +1,8 @@
 """One run directory: the resolved recipe, versions, metrics.jsonl, checkpoints, the result.
 
-    recipe.toml     every knob, resolved        versions.json   software, hardware, the data's fingerprint
-    metrics.jsonl   one line per round          checkpoints/    round-000040.safetensors, the last few
-    result.json     written when the run is complete
+recipe.toml     every knob, resolved        versions.json   software, hardware, the data's fingerprint
+metrics.jsonl   one line per round          checkpoints/    round-000040.safetensors, the last few
+result.json     written when the run is complete
 """
 
 from __future__ import annotations

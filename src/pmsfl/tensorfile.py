@@ -44,7 +44,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     for name in sorted(tensors):
         t = tensors[name].detach().cpu().contiguous()
         size = t.numel() * t.element_size()
-        header[name] = {"dtype": _NAMES[t.dtype], "shape": list(t.shape), "data_offsets": [offset, offset + size]}
+        header[name] = {
+            "dtype": _NAMES[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
         blobs.append(t.reshape(-1).view(torch.uint8).numpy())
     head = json.dumps(header, separators=(",", ":")).encode()
@@ -54,7 +58,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         with temporary.open("wb") as f:
             f.write(struct.pack("<Q", len(head)) + head)
             for blob in blobs:
-                f.write(memoryview(blob))
+                f.write(blob.data)
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)

@@ -23,17 +23,13 @@ def load_npz(path: str | Path) -> Source:
     fields = _read(Path(path))
     for key in ("x", "y"):
         if key not in fields:
-            raise PmsflError(
-                f"{path} has no field {key!r} (it has {sorted(fields)}); save it with x= and y=."
-            )
+            raise PmsflError(f"{path} has no field {key!r} (it has {sorted(fields)}); save it with x= and y=.")
     x, x_notes = _rows(fields["x"])
     y, names, y_notes = _labels(fields["y"])
     owner = next((fields[key] for key in OWNER_KEYS if key in fields), None)
     for key, values in (("y", y), ("owner", owner), *((k, fields.get(k)) for k in ("is_test", "window"))):
         if values is not None and values.shape != (len(x),):
-            raise PmsflError(
-                f"{key} has shape {values.shape}, but x has {len(x)} rows; save one {key} per row."
-            )
+            raise PmsflError(f"{key} has shape {values.shape}, but x has {len(x)} rows; save one {key} per row.")
     if owner is not None and owner.dtype.kind not in "iuUS":
         raise PmsflError(f"owner has type {owner.dtype}; use whole numbers or strings.")
     is_test = fields.get("is_test")
@@ -48,6 +44,18 @@ def load_npz(path: str | Path) -> Source:
         window=_windows(fields["window"]) if "window" in fields else None,
         notes=x_notes + y_notes,
     )
+
+
+def load_samples(path: str | Path) -> tuple[Array, Array | None]:
+    """Return x as `load_npz` reads it, and y as it stands in the file (None without one): for prediction."""
+    fields = _read(Path(path))
+    if "x" not in fields:
+        raise PmsflError(f"{path} has no field 'x' (it has {sorted(fields)}); save the samples with x=.")
+    x, _ = _rows(fields["x"])
+    y = fields.get("y")
+    if y is not None and y.shape != (len(x),):
+        raise PmsflError(f"y has shape {y.shape}, but x has {len(x)} rows; save one y per row.")
+    return x, y
 
 
 def _read(path: Path) -> dict[str, Array]:
@@ -74,13 +82,9 @@ def _rows(x: Array) -> tuple[Array, tuple[str, ...]]:
         with np.errstate(over="ignore"):  # values beyond float32 become inf and are reported below
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise PmsflError(
-                "x holds NaN or infinite values; every value must be finite. Clean the data first."
-            )
+            raise PmsflError("x holds NaN or infinite values; every value must be finite. Clean the data first.")
     elif x.dtype != np.uint8:
-        raise PmsflError(
-            f"x has type {x.dtype}; allowed are uint8 (images, 0..255) and floats. Convert it first."
-        )
+        raise PmsflError(f"x has type {x.dtype}; allowed are uint8 (images, 0..255) and floats. Convert it first.")
     if x.ndim not in (3, 4) or 0 in x.shape:
         raise PmsflError(
             f"x has shape {x.shape}; allowed are [n, H, W], [n, C, H, W], [n, H, W, C] and, for floats, "
@@ -97,9 +101,7 @@ def _rows(x: Array) -> tuple[Array, tuple[str, ...]]:
 def _labels(y: Array) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
     """Return (y int64 0..C-1, the label found for each class, notes)."""
     if y.ndim != 1 or y.dtype.kind not in "iufUS":
-        raise PmsflError(
-            f"y has shape {y.shape} and type {y.dtype}; use a flat array of whole numbers or strings."
-        )
+        raise PmsflError(f"y has shape {y.shape} and type {y.dtype}; use a flat array of whole numbers or strings.")
     if y.dtype.kind == "f":
         if not (np.isfinite(y).all() and (y == np.rint(y)).all()):
             raise PmsflError("y holds NaN or fractions; labels must be whole numbers or strings.")

@@ -128,6 +128,7 @@ def assemble(source: Source, plan: Plan) -> Federation:
         owners=shares.owners,
         global_test_is_official=official,
         notes=source.notes + shares.notes + _notes(source, shares),
+        class_names=source.class_names,
     )
 
 
@@ -211,9 +212,7 @@ def _share_without_test(source: Source, plan: Plan) -> _Shares:
     if plan.test_split == "matched":
         train, test = _cap_and_split(partition_rows(rows, source, plan), source, plan)
     else:
-        (kept,), (pool,) = split_matched(
-            (rows,), source.y, plan.test_fraction, plan.seed, order=source.window
-        )
+        (kept,), (pool,) = split_matched((rows,), source.y, plan.test_fraction, plan.seed, order=source.window)
         parts = partition_rows(kept, source, plan)
         train, test = _cap_together(parts, _partition_test(pool, source, plan), source, plan)
     return _Shares(train, test, _client_names(plan.clients))
@@ -223,13 +222,9 @@ def _partition_test(pool: Ints, source: Source, plan: Plan) -> Parts:
     """Return the test rows dealt by the same partitioner with another seed."""
     least = 1 if len(pool) >= plan.clients else 0
     try:
-        return partition_rows(
-            pool, source, replace(plan, seed=plan.seed + _TEST_SEED_STEP, min_samples=least)
-        )
+        return partition_rows(pool, source, replace(plan, seed=plan.seed + _TEST_SEED_STEP, min_samples=least))
     except PmsflError as error:
-        raise PmsflError(
-            f"the {len(pool)} test rows cannot be dealt (test_split = 'independent'): {error}"
-        ) from None
+        raise PmsflError(f"the {len(pool)} test rows cannot be dealt (test_split = 'independent'): {error}") from None
 
 
 def _cap_and_split(parts: Parts, source: Source, plan: Plan) -> tuple[Parts, Parts]:
@@ -267,13 +262,9 @@ def _notes(source: Source, shares: _Shares) -> tuple[str, ...]:
     held = np.bincount(source.y[np.concatenate(shares.train)], minlength=source.classes)
     missing = [str(c) for c in np.flatnonzero(held == 0)]
     if missing:
-        notes.append(
-            f"{len(missing)} of {source.classes} classes are in nobody's training data: {_some(missing)}."
-        )
+        notes.append(f"{len(missing)} of {source.classes} classes are in nobody's training data: {_some(missing)}.")
     if source.window is not None and source.is_test is None:
-        notes.append(
-            "the field window orders rows in time: the last rows of a class are tests, not random ones."
-        )
+        notes.append("the field window orders rows in time: the last rows of a class are tests, not random ones.")
     return tuple(notes)
 
 

@@ -81,9 +81,7 @@ def _read(path: Path) -> dict[Any, Any]:
     except FileNotFoundError:
         raise PmsflError(f"{path} is missing; unpack the CIFAR archive again.") from None
     except OSError as error:
-        raise PmsflError(
-            f"{path} cannot be read ({error.strerror}); check the file and its rights."
-        ) from None
+        raise PmsflError(f"{path} cannot be read ({error.strerror}); check the file and its rights.") from None
     except PmsflError as error:
         raise PmsflError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -92,9 +90,7 @@ def _read(path: Path) -> dict[Any, Any]:
             "dictionary. Unpack or download it again."
         ) from None
     if not isinstance(content, dict):
-        raise PmsflError(
-            f"{path} holds a {type(content).__name__}; expected a dictionary as in CIFAR's files."
-        )
+        raise PmsflError(f"{path} holds a {type(content).__name__}; expected a dictionary as in CIFAR's files.")
     return content
 
 
@@ -102,9 +98,7 @@ def _rows(content: dict[Any, Any], label_key: bytes, classes: int, path: Path) -
     """Return (x uint8 [n, 3, 32, 32], y int64 [n]) of one file."""
     for key in (b"data", label_key):
         if key not in content:
-            raise PmsflError(
-                f"{path} has no entry {key.decode()!r}; expected 'data' and {label_key.decode()!r}."
-            )
+            raise PmsflError(f"{path} has no entry {key.decode()!r}; expected 'data' and {label_key.decode()!r}.")
     x = content[b"data"]
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
         found = f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
@@ -127,9 +121,7 @@ def _class_names(path: Path, key: bytes) -> tuple[str, ...]:
     return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in names)
 
 
-def _source(
-    name: str, parts: list[tuple[dict[Any, Any], Path]], label_key: bytes, names: tuple[str, ...]
-) -> Source:
+def _source(name: str, parts: list[tuple[dict[Any, Any], Path]], label_key: bytes, names: tuple[str, ...]) -> Source:
     """Return all parts as one source; the last part is the official test set."""
     rows = [_rows(content, label_key, len(names), path) for content, path in parts]
     is_test = [np.full(len(y), i == len(rows) - 1) for i, (_, y) in enumerate(rows)]

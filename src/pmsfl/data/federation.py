@@ -31,6 +31,7 @@ class Federation:
     owners: tuple[str, ...]
     global_test_is_official: bool
     notes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] | None = None  # the label each class had in the file
 
     def __post_init__(self) -> None:
         _check_rows(self)
@@ -128,13 +129,9 @@ def _check_rows(fed: Federation) -> None:
         raise PmsflError("x holds NaN or infinite values; every value must be finite. Clean the data first.")
     channels = channels_of(x)
     if len(fed.mean) != channels or len(fed.std) != channels:
-        raise PmsflError(
-            f"mean and std have {len(fed.mean)} and {len(fed.std)} entries; x has {channels} channels."
-        )
+        raise PmsflError(f"mean and std have {len(fed.mean)} and {len(fed.std)} entries; x has {channels} channels.")
     if not (np.isfinite(fed.mean).all() and np.isfinite(fed.std).all() and min(fed.std) > 0):
-        raise PmsflError(
-            "mean and std must be finite, and every std above 0 (use 1.0 for a constant channel)."
-        )
+        raise PmsflError("mean and std must be finite, and every std above 0 (use 1.0 for a constant channel).")
 
 
 def _check_clients(fed: Federation) -> None:
@@ -161,9 +158,7 @@ def _check_clients(fed: Federation) -> None:
 def _check_indices(key: str, rows: Ints, length: int) -> None:
     """Refuse index arrays of a wrong type, outside the data, or with a row named twice."""
     if rows.ndim != 1 or rows.dtype != np.int64:
-        raise PmsflError(
-            f"{key} has shape {rows.shape} and type {rows.dtype}; it must be a flat int64 array."
-        )
+        raise PmsflError(f"{key} has shape {rows.shape} and type {rows.dtype}; it must be a flat int64 array.")
     if len(rows) and (rows.min() < 0 or rows.max() >= length):
         raise PmsflError(f"{key} names rows {rows.min()}..{rows.max()}; the data has rows 0..{length - 1}.")
     if len(np.unique(rows)) != len(rows):

@@ -26,8 +26,7 @@ def load_leaf(path: str | Path) -> Source:
         root = root / "data"
     if not (root / "train").is_dir():
         raise PmsflError(
-            f"data_path = {path} has no folder 'train'; give the folder that holds train/*.json "
-            "(and test/*.json)."
+            f"data_path = {path} has no folder 'train'; give the folder that holds train/*.json (and test/*.json)."
         )
     has_test = (root / "test").is_dir()
     xs: list[Array] = []
@@ -71,14 +70,11 @@ def _users(path: Path) -> list[tuple[str, Array, Array]]:
     for user, count in zip(users, counts, strict=True):
         entry = data.get(str(user))
         if not isinstance(entry, dict) or not all(isinstance(entry.get(key), list) for key in "xy"):
-            raise PmsflError(
-                f"{path}: user {user!r} has no user_data with lists 'x' and 'y'; the file is incomplete."
-            )
+            raise PmsflError(f"{path}: user {user!r} has no user_data with lists 'x' and 'y'; the file is incomplete.")
         where = f"{path}: user {user!r}"
         if not len(entry["x"]) == len(entry["y"]) == count:
             raise PmsflError(
-                f"{where} has {len(entry['x'])} x, {len(entry['y'])} y and num_samples {count}; "
-                "the three must agree."
+                f"{where} has {len(entry['x'])} x, {len(entry['y'])} y and num_samples {count}; the three must agree."
             )
         if count:
             found.append((str(user), _pixels(entry["x"], where), _labels(entry["y"], where)))
@@ -92,14 +88,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise PmsflError(f"{path} is not valid json ({error}); the file is damaged or cut short.") from None
     except OSError as error:
-        raise PmsflError(
-            f"{path} cannot be read ({error.strerror}); check the file and its rights."
-        ) from None
+        raise PmsflError(f"{path} cannot be read ({error.strerror}); check the file and its rights.") from None
     for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-            raise PmsflError(
-                f"{path} has no {kind.__name__} {key!r}; LEAF files have users, num_samples, user_data."
-            )
+            raise PmsflError(f"{path} has no {kind.__name__} {key!r}; LEAF files have users, num_samples, user_data.")
     assert isinstance(content, dict)
     return content
 

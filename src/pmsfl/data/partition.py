@@ -38,9 +38,7 @@ def iid(labels: Array, clients: int, seed: int, *, min_samples: int = 1) -> Part
     return _sorted(np.array_split(order, clients))
 
 
-def dirichlet_by_class(
-    labels: Array, clients: int, seed: int, *, alpha: float, min_samples: int = 1
-) -> Parts:
+def dirichlet_by_class(labels: Array, clients: int, seed: int, *, alpha: float, min_samples: int = 1) -> Parts:
     """For each class, share its rows among the clients in proportions drawn from Dir(alpha).
 
     Sizes differ between clients; clients below `min_samples` get rows of the largest clients.
@@ -58,9 +56,7 @@ def dirichlet_by_class(
     return _repair(_groups(holder, clients), min_samples, rng)
 
 
-def dirichlet_by_client(
-    labels: Array, clients: int, seed: int, *, alpha: float, min_samples: int = 1
-) -> Parts:
+def dirichlet_by_client(labels: Array, clients: int, seed: int, *, alpha: float, min_samples: int = 1) -> Parts:
     """Give each client its own class mixture ~ Dir(alpha); client sizes differ by at most one.
 
     Rows are taken in rounds, one row per client and round; a client whose preferred classes are used up
@@ -90,9 +86,7 @@ def dirichlet_by_client(
     return _groups(holder, clients)
 
 
-def pathological(
-    labels: Array, clients: int, seed: int, *, classes_per_client: int, min_samples: int = 1
-) -> Parts:
+def pathological(labels: Array, clients: int, seed: int, *, classes_per_client: int, min_samples: int = 1) -> Parts:
     """Give each client rows of exactly `classes_per_client` classes; classes have about as many holders.
 
     The rows of a class are shared evenly by its holders. With clients * classes_per_client below the number

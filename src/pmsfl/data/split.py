@@ -87,9 +87,7 @@ def split_matched(
     return tuple(train), tuple(test)
 
 
-def draw_matched(
-    parts: Sequence[Ints], labels: Array, pool: Ints, ratio: float, seed: int
-) -> tuple[Ints, ...]:
+def draw_matched(parts: Sequence[Ints], labels: Array, pool: Ints, ratio: float, seed: int) -> tuple[Ints, ...]:
     """Return per client about ratio * n_k rows of the test rows `pool`, in the client's label proportions.
 
     Drawn without replacement within a client; two clients may share rows, because an official test set has

@@ -85,9 +85,7 @@ class Bottoms:
         if masks:
             self.masked_optimiser = RowOptimiser.fresh("adam", self.trained)
         else:
-            self.masked_optimiser = RowOptimiser.fresh(
-                r.client_optimiser, self.trained, r.momentum, r.weight_decay
-            )
+            self.masked_optimiser = RowOptimiser.fresh(r.client_optimiser, self.trained, r.momentum, r.weight_decay)
         self.plain_optimiser = RowOptimiser.fresh(r.client_optimiser, self.plain, r.momentum, r.weight_decay)
         rounds = r.rounds
         self.lr_plain = learning_rate(r.lr_client, r.lr_schedule, self.round, rounds)
@@ -152,9 +150,7 @@ class Bottoms:
             if w.recipe.personal_order == "random":
                 keys = w.keys.client(Stream.UPLOAD, self.ids, self.round, 1)
                 noise = uniform(keys, after.shape[1], w.dtype)
-            grown = method.grow_personal(
-                self.before, after, self.personal, participations, self.layers, noise
-            )
+            grown = method.grow_personal(self.before, after, self.personal, participations, self.layers, noise)
         drawn = None
         if method.samples_masks:
             keys = w.keys.client(Stream.UPLOAD, self.ids, self.round)
@@ -177,7 +173,7 @@ class Bottoms:
     def _memory(self, i: int, personal: Tensor, participations: int) -> Memory | None:
         r = self.world.recipe
         indices = personal.nonzero().squeeze(1)
-        optimiser = {}
+        optimiser: dict[str, Tensor] = {}
         if r.client_state == "persistent":
             for name, o in self._optimisers():
                 optimiser |= {f"{name}.{k}": v[i].clone() for k, v in o.tensors().items()}

@@ -44,10 +44,7 @@ class CohortExecutor:
         done = {d: b.finish() for d, b in groups.items()}
         uploads = self._upload(plan, done)
         memories = {
-            c: m
-            for d, b in groups.items()
-            for c, m in zip(b.clients, done[d].memories, strict=True)
-            if m is not None
+            c: m for d, b in groups.items() for c, m in zip(b.clients, done[d].memories, strict=True) if m is not None
         }
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 

@@ -78,7 +78,9 @@ class Evaluator:
         for draw in range(self.draws):
             jobs = self.global_jobs(state, draw, self.world.train_rows)
             statistics = self.statistics(state, draw, jobs)
-            shared[draw] = self._accuracies(state, draw, statistics, self.global_jobs(state, draw, self.world.test_rows))
+            shared[draw] = self._accuracies(
+                state, draw, statistics, self.global_jobs(state, draw, self.world.test_rows)
+            )
             overall[draw] = self._global_test(state, draw, statistics)
             own[draw] = shared[draw]
             if personal:
@@ -172,13 +174,16 @@ class Evaluator:
         return statistics
 
     def logits(
-        self, state: State, draw: int, statistics: Statistics, job: Job
+        self, state: State, draw: int, statistics: Statistics, job: Job, x: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows [K, B], which of them count [K, B], and logits [K, B, classes], batch by batch."""
+        """Rows [K, B], which of them count [K, B], and logits [K, B, classes], batch by batch.
+
+        x: samples the job's rows point into, where they are not the federation's.
+        """
         top = self.top_weights(state, draw)
         self.world.model.train(self.world.recipe.statistics == "batch")
         for batch, present in _batches(job.rows):
-            q, _ = self._bottom(job, batch, present, statistics)
+            q, _ = self._bottom(job, batch, present, statistics, x=x)
             out, _ = self._top(state, top, q, job.depth, present, statistics)
             yield batch, present, out.reshape(*batch.shape, -1)
 
@@ -199,7 +204,7 @@ class Evaluator:
         rows = torch.from_numpy(w.federation.global_test).to(w.device)
         if not len(rows):
             return math.nan
-        parts = list(rows.split(ROWS_PER_CLIENT))
+        parts = list(torch.split(rows, ROWS_PER_CLIENT))
         scores = []
         for depth in sorted(set(w.depths)):
             masked = self.weights(w.method.start(state.shared[: w.masked_size(depth)]), draw)
@@ -219,6 +224,7 @@ class Evaluator:
         present: Tensor,
         statistics: Statistics | None,
         collecting: bool = False,
+        x: Tensor | None = None,
     ) -> tuple[Tensor, Sums]:
         """Smashed data [K, B, ...] of rows [K, B], and the norms' sums per client where they are collected."""
         w = self.world
@@ -235,16 +241,16 @@ class Evaluator:
                 q = functional_call(w.model, views | buffers, (x, 0, job.depth))
             return q, context.sums or {}
 
-        x = w.inputs(rows)
+        samples = w.inputs(rows, source=x)
         per_client = 0 if statistics is not None and statistics.per_client and job.clients else None
         if self.vectorised:
-            out: tuple[Tensor, Sums] = vmap(one, in_dims=(own, per_client, 0, 0))(views, buffers, x, present)
+            out: tuple[Tensor, Sums] = vmap(one, in_dims=(own, per_client, 0, 0))(views, buffers, samples, present)
             return out
         results = []
         for i in range(len(rows)):
             mine = {n: v[i] for n, v in views.items()} if own == 0 else views
             stats = {n: v[i] for n, v in buffers.items()} if per_client == 0 else buffers
-            results.append(one(mine, stats, x[i], present[i]))
+            results.append(one(mine, stats, samples[i], present[i]))
         names = list(results[0][1])
         sums = {n: tuple(torch.stack(t) for t in zip(*(r[1][n] for r in results), strict=True)) for n in names}
         return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]

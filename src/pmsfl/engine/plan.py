@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,9 +64,7 @@ def cohort_size(recipe: Recipe, eligible: int) -> int:
     return recipe.cohort or max(int(recipe.participation * eligible), 1)
 
 
-def plan_round(
-    recipe: Recipe, keys: Keys, round_: int, sizes: np.ndarray, depths: tuple[int, ...]
-) -> RoundPlan:
+def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], depths: tuple[int, ...]) -> RoundPlan:
     """The plan of a round. sizes: training samples per client; those without any are never sampled."""
     eligible = np.flatnonzero(sizes)
     if not len(eligible):
@@ -75,9 +74,7 @@ def plan_round(
     sampled = eligible[order.cpu().numpy()]
     steps = {int(c): -(-recipe.epochs * int(sizes[c]) // recipe.batch) for c in sampled}
     clients = sorted(steps, key=lambda c: (-steps[c], c))
-    return RoundPlan(
-        round_, tuple(clients), tuple(depths[c] for c in clients), tuple(steps[c] for c in clients)
-    )
+    return RoundPlan(round_, tuple(clients), tuple(depths[c] for c in clients), tuple(steps[c] for c in clients))
 
 
 def batch_positions(key: Tensor, samples: int, steps: int, batch: int) -> Tensor:

@@ -32,9 +32,10 @@ class ReferenceExecutor:
         w.model.train()
         plan = w.plan(state.round)
         server = Server(w, state, plan)
-        clients = [self._begin(state, i, c, d, r) for i, (c, d, r) in enumerate(
-            zip(plan.clients, plan.depths, plan.steps, strict=True)
-        )]
+        clients = [
+            self._begin(state, i, c, d, r)
+            for i, (c, d, r) in enumerate(zip(plan.clients, plan.depths, plan.steps, strict=True))
+        ]
         for step in range(max(plan.steps)):
             active = [i for i, r in enumerate(plan.steps) if r > step]
             self._step(server, clients, plan.clients, plan.depths, active, step)
@@ -79,9 +80,7 @@ class ReferenceExecutor:
                 count_encoded(self.ledger, Direction.DOWN, data)
                 bottoms[i].backward(self.wire.read_gradient(data, tuple(gradient.shape)).unsqueeze(0))
 
-    def _upload(
-        self, state: State, clients: tuple[int, ...], depths: tuple[int, ...], done: list[Finished]
-    ) -> Uploads:
+    def _upload(self, state: State, clients: tuple[int, ...], depths: tuple[int, ...], done: list[Finished]) -> Uploads:
         w = self.world
         deepest = max(w.depths)
         k, p, q = len(clients), w.masked_size(deepest), w.plain_size(deepest)

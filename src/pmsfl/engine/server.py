@@ -124,9 +124,7 @@ class Server:
             p = uploads.values.shape[1]
             if counts is not None:
                 counts = (counts[0][:p], counts[1][:p])
-            shared[:p], counts = w.method.merge(
-                shared[:p], uploads.values, uploads.contributes, weights, counts
-            )
+            shared[:p], counts = w.method.merge(shared[:p], uploads.values, uploads.contributes, weights, counts)
         held = [w.masked_size(d) for d in self.plan.depths]
         shared = self._with_server(shared, self._server_shared(), held)
         return State(

@@ -74,9 +74,7 @@ class State:
         for name, optimiser in (("masked", masked), ("plain", plain)):
             optimiser.load({k: t[f"optimiser.{name}.{k}"] for k in ("first", "second", "steps")})
         counts = (t["counts.alpha"], t["counts.beta"]) if "counts.alpha" in t else None
-        return State(
-            int(t["round"]), t["shared"], t["plain"], masked, plain, counts, _bank_from_tensors(t)
-        )
+        return State(int(t["round"]), t["shared"], t["plain"], masked, plain, counts, _bank_from_tensors(t))
 
 
 def _bank_from_tensors(t: dict[str, Tensor]) -> dict[int, Memory]:

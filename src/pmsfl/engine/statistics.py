@@ -32,9 +32,7 @@ class Statistics:
             self._merge(self._total, name, rows)
 
     @staticmethod
-    def _merge(
-        into: dict[str, tuple[Tensor, Tensor, Tensor]], name: str, new: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
+    def _merge(into: dict[str, tuple[Tensor, Tensor, Tensor]], name: str, new: tuple[Tensor, Tensor, Tensor]) -> None:
         old = into.get(name)
         into[name] = new if old is None else (old[0] + new[0], old[1] + new[1], old[2] + new[2])
 

@@ -111,9 +111,12 @@ class World:
         key = self.keys.client(Stream.BATCHES, client, round_)
         return rows[batch_positions(key, len(rows), steps, self.recipe.batch)]
 
-    def inputs(self, rows: Tensor, augment_keys: Tensor | None = None) -> Tensor:
-        """Normalised samples of rows [...]: [..., *sample]; augmented where keys [K] are given for rows [K, B]."""
-        x = self.x[rows]
+    def inputs(self, rows: Tensor, augment_keys: Tensor | None = None, source: Tensor | None = None) -> Tensor:
+        """Normalised samples of rows [...]: [..., *sample]; augmented where keys [K] are given for rows [K, B].
+
+        source: other samples on the same scale, instead of the federation's.
+        """
+        x = (self.x if source is None else source)[rows]
         if augment_keys is not None and self.recipe.augment != "none":
             x = augment(x, augment_keys, flip=self.recipe.augment == "crop-flip")
         return (x.to(self.dtype) - self.mean) / self.std

@@ -14,9 +14,7 @@ Growth = Literal["linear", "geometric", "one-shot", "count"]
 Order = Literal["disagree", "magnitude", "random"]
 
 
-def target_count(
-    participations: int, size: int, ratio: float, steps: int, growth: Growth, count: int
-) -> int:
+def target_count(participations: int, size: int, ratio: float, steps: int, growth: Growth, count: int) -> int:
     """How many of `size` coordinates should be personal by now; never more than floor(ratio · size).
 
     participations: those past the initial agreement, this one included. linear: complete after `steps` of them;

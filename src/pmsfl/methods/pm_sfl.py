@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pmsfl.masks.aggregate import Counts
 from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
 from pmsfl.masks.personal import grow, target_count
-from pmsfl.methods.base import Counts, Method
+from pmsfl.methods.base import Method, Trains, Uploads
 from pmsfl.models.split import Slot
 
 
@@ -17,8 +18,8 @@ class PMSFL(Method):
     name = "pm-sfl"
     summary = "scores of random masks over frozen weights; uploads mask bits; personal coordinates stay"
     paper = "PM-SFL (KDD 2026)"
-    trains = "scores"
-    uploads = "bits"
+    trains: Trains = "scores"
+    uploads: Uploads = "bits"
     samples_masks = True
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:

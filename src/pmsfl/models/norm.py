@@ -42,9 +42,7 @@ class StaticBN(nn.Module):
             return self._weighted(x)
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _weighted(self, x: Tensor) -> Tensor:
         """Batch statistics over the rows that count, left in the context's sums if it collects them."""

@@ -101,9 +101,7 @@ class Layout:
                 sizes[kind] += p.numel()
             for kind in (True, False):
                 ends[kind].append(sizes[kind])
-        return Layout(
-            tuple(slots[True]), tuple(slots[False]), tuple(ends[True]), tuple(ends[False]), model.depth
-        )
+        return Layout(tuple(slots[True]), tuple(slots[False]), tuple(ends[True]), tuple(ends[False]), model.depth)
 
     @property
     def masked_size(self) -> int:

@@ -90,9 +90,7 @@ class Message:
         return b"".join((header, struct.pack(f"<{len(self.shape)}I", *self.shape), self.payload))
 
 
-def decode(
-    data: bytes | bytearray | memoryview, *, expect: Kind | None = None, limit: int = MAX_BYTES
-) -> Message:
+def decode(data: bytes | bytearray | memoryview, *, expect: Kind | None = None, limit: int = MAX_BYTES) -> Message:
     """The one message that `data` holds, exactly; WireError saying what was wrong otherwise.
 
     `expect` refuses any other kind; `limit` refuses longer messages. The payload is copied only after its
