@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+PAPER_RATIO = 0.5  # the paper's personal ratio, in rows where it personalises at all
+
+
+def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's values with a preset laid over them."""
+    laid = values | PRESETS[preset]
+    if preset == "paper" and values.get("personal_ratio", PAPER_RATIO) > 0.0:
+        laid["personal_ratio"] = PAPER_RATIO
+    return laid
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {"preset": "best"},
     # The paper's text: Adam at 1e-3 for everything, Eq. 4's estimator, Eq. 5's plain mean.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.errors import PmsflError
-from pmsfl.presets import PRESETS
+from pmsfl.presets import PRESETS, overlay
 
 RECIPE_VERSION = 1
 
@@ -208,7 +208,7 @@ class Recipe:
         chosen |= {_known(k): v for k, v in changes.items() if v is not None}
         preset = chosen.get("preset")
         if preset is not None:
-            values |= PRESETS[_checked("preset", preset)]
+            values = overlay(_checked("preset", preset), values)
         return Recipe(**(values | chosen))
 
     @staticmethod

@@ -64,7 +64,7 @@ def plain_parameters(model: SplitModel, seed: int) -> Tensor:
             deviation = 0.0 if bias else 1.0 / math.sqrt(_fan_in(s.shape))
             parts.append(normal(fold(key, i), s.size) * deviation)
         else:
-            parts.append(parameters[s.name].detach().double().reshape(-1))
+            parts.append(parameters[s.name].detach().cpu().double().reshape(-1))
     return _join(parts).float().double()
 
 
