@@ -73,7 +73,7 @@ def _bottom(evaluator: Evaluator, state: State, client: int | None, draw: int) -
         return (w.depths[client], *evaluator.client_weights(state, client, draw))
     depth = max(w.depths)
     trained = w.method.start(state.shared[: w.masked_size(depth)])
-    return depth, evaluator.weights(trained, draw), state.plain[: w.plain_size(depth)]
+    return depth, evaluator.weights(trained, draw), evaluator.bottom_plain(state, depth)
 
 
 @torch.no_grad()

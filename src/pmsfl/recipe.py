@@ -86,10 +86,24 @@ class Recipe:
         "model",
         choices=("kaiming", "signed"),
     )
+    norm: str = knob("batch", "batch norm (static), or group norm in its place", "model", choices=("batch", "group"))
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
     score_init: str = knob("normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant"))
-    depths: str = knob("2", "cut after this block: '2', a ratio '1:1:1:1', or one per client '1,2,2,…'", "split")
+    depths: str = knob(
+        "2", "cut after this block: '2', a ratio '1:1:1:1', one per client '1,2,2,…', or 'auto' by budget", "split"
+    )
     masked_top: bool = knob(False, "mask the server's blocks too (always on with mixed depths)", "split")
+    budgets: str = knob(
+        "",
+        "for depths = auto: device classes or MB/GFLOP pairs, dealt over the clients: 'watch,phone,64/20'",
+        "split",
+    )
+    merge: str = knob(
+        "holders",
+        "mixed depths, weights: average a block over the clients that hold it, or blend the server's in (Eq. 9)",
+        "split",
+        choices=("holders", "all"),
+    )
     compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
     # --- a round
     participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
@@ -103,6 +117,18 @@ class Recipe:
         choices=("parallel", "sequential"),
     )
     weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
+    train: str = knob("masks", "what lg-fedavg and depthfl train", "round", choices=("masks", "weights"))
+    labels: str = knob(
+        "shared",
+        "labels go to the server, are randomised first, or stay (the head is on the client)",
+        "round",
+        choices=("shared", "randomised", "u-shape"),
+    )
+    label_epsilon: float = knob(3.0, "ε of randomised labels", "round", low=1e-3)
+    failures: float = knob(0.0, "chance that a sampled client never answers in a round", "round", low=0.0, high=1.0)
+    stragglers: float = knob(
+        0.0, "chance that it stops half-way: it leaves the union, its upload is dropped", "round", low=0.0, high=1.0
+    )
     # --- masks
     estimator: str = knob(
         "plain",
@@ -140,6 +166,16 @@ class Recipe:
     personal_order: str = knob(
         "disagree", "who becomes personal first", "personal", choices=("disagree", "magnitude", "random")
     )
+    # --- differential privacy of splitfed-dp
+    dp_calibration: str = knob(
+        "paper", "paper: noise per coordinate, no guarantee; sound: clipped, with one", "dp", choices=("paper", "sound")
+    )
+    dp_mechanism: str = knob("gaussian", "noise of the sound calibration", "dp", choices=("gaussian", "laplace"))
+    dp_epsilon_smashed: float = knob(0.1, "ε of one release of a sample's smashed data", "dp", low=1e-6)
+    dp_epsilon_update: float = knob(5.0, "ε of one upload", "dp", low=1e-6)
+    dp_delta: float = knob(1e-5, "δ of the Gaussian mechanism", "dp", low=1e-15, high=0.1)
+    dp_clip_smashed: float = knob(10.0, "norm a sample's smashed data is clipped to (sound)", "dp", low=1e-9)
+    dp_clip_update: float = knob(1.0, "norm an update is clipped to (sound)", "dp", low=1e-9)
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
     score_schedule: str = knob("constant", "of lr_score", "optimisers", choices=("constant", "cosine"))

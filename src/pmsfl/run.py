@@ -217,7 +217,7 @@ class _Trainer:
 
     def play(self) -> Run:
         """All rounds that are missing, then the result."""
-        for line in (*self.world.federation.notes, *self.world.check_batches()):
+        for line in (*self.world.federation.notes, *self.world.notes()):
             self.listener.on_note(line)
         if self.world.why_looped and self.executor.name == "cohort":
             self.listener.on_note(f"clients run one by one: {self.world.why_looped}")
@@ -294,6 +294,7 @@ class _Trainer:
             "clients": w.federation.clients,
             "rounds": r.rounds,
             "accuracy": t.last["accuracy"],
+            "accuracy_deviation": t.last["deviation"],
             "accuracy_best": t.best,
             "accuracy_weighted": t.last["accuracy_weighted"],
             "accuracy_global": t.last["accuracy_global"],
@@ -316,6 +317,8 @@ def _metrics_line(m: RoundMetrics, sent: dict[str, int]) -> dict[str, Any]:
         "mask_entropy": m.mask_entropy,
         "entropy_per_layer": m.entropy_per_layer,
         "disagree": m.disagree,
+        "failed": m.failed,
+        "late": m.late,
         "personal": m.personal,
         "bytes": sent,
     }

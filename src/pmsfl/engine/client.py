@@ -8,7 +8,9 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.state import Memory
@@ -16,6 +18,7 @@ from pmsfl.engine.world import World, learning_rate
 from pmsfl.masks.bernoulli import entropy_bits
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, uniform
+from pmsfl.methods.depthfl import exit_loss
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Finished:
     values: Tensor  # [K, P] to upload
     contributes: Tensor  # [K, P] bool: what of it goes up
     fresh: Tensor  # [K, P] bool: coordinates that became personal in this round
-    plain: Tensor  # [K, Q]
-    memories: list[Memory | None]
+    plain: Tensor  # [K, q]: the shared plain parameters, in the order of PlainView.shared
+    memories: list[Memory]
     entropy: Tensor | None  # [layers]: mean entropy of the masks they sample, in bits
     disagree: Tensor | None  # []: share of coordinates that crossed 0.5
 
@@ -53,24 +56,26 @@ class Bottoms:
         self.frozen = world.frozen[: world.masked_size(depth)]
         self.memories = [bank.get(c) for c in clients]
         self.trained = world.method.start(shared).repeat(len(clients), 1)
-        self.plain = plain.repeat(len(clients), 1)
+        self.view = world.plain_view(depth)
+        self.plain = torch.stack(
+            [world.client_plain(plain, depth, None if m is None else m.plain) for m in self.memories]
+        )
         self.personal = world.method.personal_at_start(self.layers, len(shared)).to(world.device)
         self.personal = self.personal.repeat(len(clients), 1)
         self._recall()
+        self.start = self.trained.clone()
         theta = world.method.theta(self.trained)
         self.before = None if theta is None else theta.clone()
         self._plan_batches(steps)
         self._start_optimisers()
 
     def _recall(self) -> None:
-        """Personal coordinates, and local norms, come from the client's own memory."""
+        """Personal coordinates come from the client's own memory."""
         for i, m in enumerate(self.memories):
             if m is None:
                 continue
             self.personal[i, m.indices] = True
             self.trained[i, m.indices] = m.values
-            if m.plain is not None:
-                self.plain[i] = m.plain
 
     def _plan_batches(self, steps: list[int]) -> None:
         w = self.world
@@ -103,18 +108,29 @@ class Bottoms:
     # --- steps
 
     def forward(self, step: int, active: int) -> tuple[Tensor, Tensor]:
-        """Smashed data [A, B, ...] and labels [A, B] of this step; keeps the graph for `backward`."""
+        """Smashed data [A, B, ...] and the labels [A, B] that may leave; keeps the graph for `backward`."""
         w, ids = self.world, self.ids[:active]
-        rows = self.rows[:active, step]
-        x = w.inputs(rows, w.keys.client(Stream.AUGMENT, ids, self.round, step))
+        self._rows = self.rows[:active, step]
+        x = w.inputs(self._rows, w.keys.client(Stream.AUGMENT, ids, self.round, step))
         self._masked = self.trained[:active].detach()
         self._plain = self.plain[:active].detach()
         self._masked.requires_grad_(w.method.trains != "nothing")
-        self._plain.requires_grad_(w.recipe.norms != "frozen")
+        self._plain.requires_grad_(bool(self.view.trained.any()))
+        self._head_gradient: Tensor | None = None
         effective = w.method.effective(self._masked, self.frozen, self._uniform(ids, step))
-        dropout = w.keys.client(Stream.DROPOUT, ids, self.round, step)
-        self._smashed = w.run_bottoms(effective, self._plain, x, self.depth, dropout, self.vectorised)
-        return self._smashed.detach(), w.y[rows]
+        smashed = self._run(effective, x, w.keys.client(Stream.DROPOUT, ids, self.round, step))
+        self._smashed = w.method.smash(smashed, w.keys.client(Stream.NOISE, ids, self.round, step))
+        return self._smashed.detach(), w.public_y[self._rows]
+
+    def _run(self, effective: Tensor, x: Tensor, dropout: Tensor) -> Tensor:
+        w = self.world
+        plain = self._plain[:, : self.view.bottom]
+        self._local_loss: Tensor | None = None
+        if not w.method.exits:
+            return w.run_bottoms(effective, plain, x, self.depth, dropout, self.vectorised)
+        smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, self.vectorised)
+        self._local_loss = exit_loss(logits, w.y[self._rows], self.round, w.recipe.rounds)
+        return smashed
 
     def _uniform(self, ids: Tensor, step: int) -> Tensor | None:
         w = self.world
@@ -123,18 +139,52 @@ class Bottoms:
         at = step if w.recipe.mask_per == "batch" else 0
         return uniform(w.keys.client(Stream.FORWARD, ids, self.round, at), self.trained.shape[1], w.dtype)
 
+    def answer(self, features: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+        """The U-shape's middle: the head and the loss are here.
+
+        features [a, B, ...] of the clients at `places`; returns dL/dfeatures as the mean over each client's own
+        batch, and the sum of the clients' losses. The labels never leave.
+        """
+        w = self.world
+        head = self._plain[places][:, self.view.bottom :].detach().requires_grad_()
+        inputs = features.detach().requires_grad_()
+        y = w.y[self._rows[places]]
+
+        def one(views: dict[str, Tensor], f: Tensor) -> Tensor:
+            out: Tensor = functional_call(w.model, views, (f, w.model.depth))
+            return out
+
+        logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
+        gradient, own = torch.autograd.grad(loss, (inputs, head))
+        if self._head_gradient is None:
+            self._head_gradient = torch.zeros_like(self._plain[:, self.view.bottom :])
+        self._head_gradient[places] = own
+        return gradient, loss.detach()
+
     def backward(self, gradient: Tensor) -> None:
         """Backpropagate dL/dq [A, B, ...] of the last forward pass and take one optimiser step."""
         leaves = [t for t in (self._masked, self._plain) if t.requires_grad and t.numel()]
+        outputs, weights = [self._smashed], [gradient]
+        if self._local_loss is not None:
+            outputs, weights = [*outputs, self._local_loss], [*weights, torch.ones_like(self._local_loss)]
         if not leaves or not self._smashed.requires_grad:
             return
-        grads = torch.autograd.grad(self._smashed, leaves, gradient, materialize_grads=True)
+        grads = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=True):
             if leaf is self._masked:
                 self.masked_optimiser.step(self.trained, grad, self.lr_masked)
                 self.world.method.project(self.trained)
             else:
-                self.plain_optimiser.step(self.plain, grad, self.lr_plain)
+                self._step_plain(grad)
+
+    def _step_plain(self, grad: Tensor) -> None:
+        if self._head_gradient is not None:
+            grad = torch.cat((grad[:, : self.view.bottom], self._head_gradient), 1)
+        still = ~self.view.trained
+        before = self.plain[:, still]
+        self.plain_optimiser.step(self.plain, grad, self.lr_plain)
+        self.plain[:, still] = before  # weight decay must not move what is frozen
 
     # --- end of the round
 
@@ -155,11 +205,12 @@ class Bottoms:
         if method.samples_masks:
             keys = w.keys.client(Stream.UPLOAD, self.ids, self.round)
             drawn = uniform(keys, self.trained.shape[1], w.dtype)
+        noise_keys = w.keys.client(Stream.NOISE, self.ids, self.round, -1)
         return Finished(
-            method.upload(self.trained, drawn),
+            method.upload(method.protect_update(self.start, self.trained, noise_keys), drawn),
             ~grown,
             grown & ~self.personal,
-            self.plain,
+            self.plain[:, self.view.shared],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
             None if after is None else self._entropy(after),
             None if after is None or self.before is None else disagree(self.before, after).to(w.dtype).mean(),
@@ -170,14 +221,14 @@ class Bottoms:
         before = 0 if memory is None else memory.participations
         return before + (self.round >= math.ceil(r.agreement * r.rounds))
 
-    def _memory(self, i: int, personal: Tensor, participations: int) -> Memory | None:
+    def _memory(self, i: int, personal: Tensor, participations: int) -> Memory:
         r = self.world.recipe
         indices = personal.nonzero().squeeze(1)
         optimiser: dict[str, Tensor] = {}
         if r.client_state == "persistent":
             for name, o in self._optimisers():
                 optimiser |= {f"{name}.{k}": v[i].clone() for k, v in o.tensors().items()}
-        plain = self.plain[i].clone() if r.norms == "local" else None
+        plain = self.plain[i, self.view.local] if bool(self.view.local.any()) else None
         return Memory(indices, self.trained[i, indices], participations, plain, optimiser)
 
     def _entropy(self, theta: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ Nothing is encoded; the ledger gets the lengths that the same messages have on t
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from pmsfl.engine.client import Bottoms, Finished
 from pmsfl.engine.metrics import RoundMetrics, collect
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count
-from pmsfl.engine.server import Server, Uploads
-from pmsfl.engine.state import State
+from pmsfl.engine.server import Batches, Server, Uploads
+from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind
@@ -42,16 +43,14 @@ class CohortExecutor:
             active = {d: sum(r > step for r in steps[d]) for d in groups}
             self.step(server, groups, {d: a for d, a in active.items() if a}, step)
         done = {d: b.finish() for d, b in groups.items()}
-        uploads = self._upload(plan, done)
-        memories = {
-            c: m for d, b in groups.items() for c, m in zip(b.clients, done[d].memories, strict=True) if m is not None
-        }
+        uploads, memories = self._upload(plan, done)
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
     def begin(self, state: State, plan: RoundPlan, depth: int, places: list[int]) -> Bottoms:
         """The clients of one depth, ready for their first step."""
         w = self.world
         count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
+        view = w.plain_view(depth)
         return Bottoms(
             w,
             plan.round,
@@ -59,7 +58,7 @@ class CohortExecutor:
             depth,
             [plan.steps[i] for i in places],
             state.shared[: w.masked_size(depth)],
-            state.plain[: w.plain_size(depth)],
+            state.plain[view.index[view.shared]],
             state.bank,
             self.vectorised,
         )
@@ -68,30 +67,48 @@ class CohortExecutor:
         """One step of the active clients (the first of each group) and of the server."""
         smashed, labels = {}, {}
         for d, a in active.items():
-            smashed[d], labels[d] = groups[d].forward(step, a)
-            if self.rounds_cut:
-                smashed[d] = round_trip(smashed[d], self.world.cut_codec)
-            costs = self.wire.step_bytes(tuple(smashed[d].shape[1:]))
+            q, labels[d] = groups[d].forward(step, a)
+            smashed[d] = self._over_wire(q)
+            costs = self.wire.step_bytes(tuple(q.shape[1:]))
             count(self.ledger, Direction.DOWN, {Kind.GRADIENT: costs.pop(Kind.GRADIENT)}, a)
             count(self.ledger, Direction.UP, costs, a)
-        gradients = server.step(step, smashed, labels)
-        for d, gradient in gradients.items():
-            back = round_trip(gradient, self.world.cut_codec) if self.rounds_cut else gradient
-            groups[d].backward(back)
 
-    def _upload(self, plan: RoundPlan, done: dict[int, Finished]) -> Uploads:
+        def answer(features: Batches, places: dict[int, list[int]]) -> tuple[Batches, Tensor]:
+            return self._answer(groups, features, places)
+
+        gradients = server.step(step, smashed, labels, answer if self.world.u_shape else None)
+        for d, gradient in gradients.items():
+            groups[d].backward(self._over_wire(gradient))
+
+    def _over_wire(self, t: Tensor) -> Tensor:
+        """What the other side would receive."""
+        return round_trip(t, self.world.cut_codec) if self.rounds_cut else t
+
+    def _answer(
+        self, groups: dict[int, Bottoms], features: Batches, places: dict[int, list[int]]
+    ) -> tuple[Batches, Tensor]:
+        gradients, losses = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
+        for d, f in features.items():
+            gradient, loss = groups[d].answer(self._over_wire(f), places[d])
+            gradients[d], losses = self._over_wire(gradient), losses + loss
+            cost = self.wire.feature_bytes(tuple(f.shape[1:]))
+            count(self.ledger, Direction.DOWN, {Kind.FEATURES: cost}, len(f))
+            count(self.ledger, Direction.UP, {Kind.FEATURE_GRADIENT: cost}, len(f))
+        return gradients, losses
+
+    def _upload(self, plan: RoundPlan, done: dict[int, Finished]) -> tuple[Uploads, dict[int, Memory]]:
         w = self.world
-        deepest = max(w.depths)
-        k, p, q = len(plan.clients), w.masked_size(deepest), w.plain_size(deepest)
-        values = torch.zeros(k, p, dtype=w.dtype, device=w.device)
-        contributes = torch.zeros(k, p, dtype=torch.bool, device=w.device)
-        plain = torch.zeros(k, q, dtype=w.dtype, device=w.device)
+        uploads, memories = Uploads.empty(w, len(plan.clients)), dict[int, Memory]()
         for depth, places in plan.groups.items():
-            at = torch.tensor(places, device=w.device)
-            d = done[depth]
-            values[at, : d.values.shape[1]] = d.values
-            contributes[at, : d.values.shape[1]] = d.contributes
-            plain[at, : d.plain.shape[1]] = d.plain
-            for i in range(len(places)):
-                count(self.ledger, Direction.UP, self.wire.finish_bytes(d, i))
-        return Uploads(values, contributes, plain)
+            rows = [row for row, i in enumerate(places) if plan.on_time[i]]
+            at = torch.tensor([places[row] for row in rows], dtype=torch.int64, device=w.device)
+            d, view = done[depth], w.plain_view(depth)
+            p = d.values.shape[1]
+            uploads.values[at, :p], uploads.contributes[at, :p] = d.values[rows], d.contributes[rows]
+            sent = view.index[view.shared]
+            uploads.plain[at.unsqueeze(1), sent] = d.plain[rows]
+            uploads.plain_held[at.unsqueeze(1), sent] = True
+            for row in rows:
+                count(self.ledger, Direction.UP, self.wire.finish_bytes(d, row))
+                memories[plan.clients[places[row]]] = d.memories[row]
+        return uploads, memories

@@ -13,7 +13,7 @@ from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.server import Server
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
-from pmsfl.models.inspect import CutCost, cut_cost
+from pmsfl.models.inspect import CutCost, cut_cost, smashed_shape
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind, length
@@ -62,6 +62,10 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
         for depth, steps in zip(plan.depths, plan.steps, strict=True):
             count(ledger, Direction.DOWN, wire.start_bytes(depth))
             step = wire.step_bytes((batch, *costs.per_depth[depth].smashed_shape))
+            if world.u_shape:
+                size = wire.feature_bytes((batch, *smashed_shape(world.model, world.input_shape, world.model.depth)))
+                ledger.add(Kind.FEATURES, Direction.DOWN, size * steps, steps)
+                ledger.add(Kind.FEATURE_GRADIENT, Direction.UP, size * steps, steps)
             ledger.add(Kind.GRADIENT, Direction.DOWN, step.pop(Kind.GRADIENT) * steps, steps)
             for kind, size in step.items():
                 ledger.add(kind, Direction.UP, size * steps, steps)
@@ -76,8 +80,8 @@ def _finish_bytes(world: World, wire: Wire, depth: int) -> dict[Kind, int]:
         out[Kind.MASK] = length(Kind.MASK, size, Codec.PACKED_BITS)
     elif wire.sends_shared:
         out[wire.shared_kind] = length(wire.shared_kind, size, world.codec)
-    if wire.sends_norms:
-        out[Kind.NORMS] = length(Kind.NORMS, (world.plain_size(depth),), world.codec)
+    if norms := wire.norms_size(depth):
+        out[Kind.NORMS] = length(Kind.NORMS, (norms,), world.codec)
     return out
 
 

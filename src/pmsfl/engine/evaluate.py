@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from pmsfl.engine.state import State
+from pmsfl.engine.state import Memory, State
 from pmsfl.engine.statistics import Statistics
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, uniform
@@ -126,12 +126,17 @@ class Evaluator:
         w = self.world
         depth = w.depths[client]
         trained = w.method.start(state.shared[: w.masked_size(depth)])
-        plain = state.plain[: w.plain_size(depth)]
         memory = state.bank.get(client)
         if memory is not None:
             trained[memory.indices] = memory.values
-            plain = plain if memory.plain is None else memory.plain
-        return self.weights(trained, draw), plain
+        return self.weights(trained, draw), self.bottom_plain(state, depth, memory)
+
+    def bottom_plain(self, state: State, depth: int, memory: Memory | None = None) -> Tensor:
+        """The plain parameters of a bottom [Q_d]: the global ones, or with what a client kept of its own."""
+        view = self.world.plain_view(depth)
+        local = None if memory is None else memory.plain
+        shared = state.plain[view.index[view.shared]]
+        return self.world.client_plain(shared, depth, local)[: view.bottom]
 
     def client_jobs(self, state: State, draw: int, rows: list[Tensor]) -> Iterator[Job]:
         """Every client with its own bottom, in chunks of one depth."""
@@ -146,7 +151,7 @@ class Evaluator:
         for depth, chunk in self._chunks(rows):
             trained = w.method.start(state.shared[: w.masked_size(depth)])
             masked = self.weights(trained, draw)
-            yield Job(chunk, depth, masked, state.plain[: w.plain_size(depth)], [rows[c] for c in chunk])
+            yield Job(chunk, depth, masked, self.bottom_plain(state, depth), [rows[c] for c in chunk])
 
     def _chunks(self, rows: list[Tensor]) -> Iterator[tuple[int, list[int]]]:
         size = ROWS_AT_ONCE // ROWS_PER_CLIENT
@@ -211,7 +216,7 @@ class Evaluator:
             right = 0
             size = ROWS_AT_ONCE // ROWS_PER_CLIENT
             for i in range(0, len(parts), size):
-                job = Job([], depth, masked, state.plain[: w.plain_size(depth)], parts[i : i + size])
+                job = Job([], depth, masked, self.bottom_plain(state, depth), parts[i : i + size])
                 for batch, present, logits in self.logits(state, draw, statistics, job):
                     right += int(((logits.argmax(-1) == w.y[batch]) & present).sum())
             scores.append(100.0 * right / len(rows))

@@ -23,6 +23,8 @@ class RoundMetrics:
     mask_entropy: float | None  # mean over coordinates and clients, personal ones included, in bits
     entropy_per_layer: dict[str, float]
     disagree: float | None
+    failed: int  # clients that never answered
+    late: int  # clients whose upload was dropped
     personal: float  # mean share of coordinates that are personal, over the round's clients
 
 
@@ -55,5 +57,7 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
         entropy,
         {n: sum(b) / len(b) for n, b in weights.items()},
         sum(crossed) / len(crossed) if crossed else None,
+        len(plan.failed),
+        len(plan.clients) - sum(plan.on_time),
         sum(kept) / len(kept),
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.errors import PmsflError
-from pmsfl.masks.random import Stream, fold, permutation, root
+from pmsfl.masks.random import Stream, fold, permutation, root, uniform
 from pmsfl.recipe import Recipe
 
 
@@ -24,6 +24,11 @@ class Keys:
     def of_seed(seed: int, device: torch.device | str = "cpu") -> Keys:
         """Keys for a simulation."""
         return Keys({s: root(seed, s, device) for s in Stream})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the keys are."""
+        return self.roots[Stream.FROZEN].device
 
     def client(self, stream: Stream, clients: Tensor | int, round_: int, step: int | Tensor = 0) -> Tensor:
         """The key of each client for one round and step: int64, the shape of `clients`."""
@@ -45,6 +50,13 @@ class RoundPlan:
     clients: tuple[int, ...]
     depths: tuple[int, ...]
     steps: tuple[int, ...]
+    late: tuple[bool, ...] = ()  # who stops half-way: its upload is dropped
+    failed: tuple[int, ...] = ()  # who was sampled and never answered
+
+    @property
+    def on_time(self) -> tuple[bool, ...]:
+        """Whose upload counts."""
+        return tuple(not late for late in self.late) or (True,) * len(self.clients)
 
     @property
     def groups(self) -> dict[int, list[int]]:
@@ -71,10 +83,35 @@ def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], de
         raise PmsflError("no client has any training data; check data_path, partition and max_samples")
     k = cohort_size(recipe, len(eligible))
     order = permutation(keys.at(Stream.SAMPLING, round_), len(eligible))[:k]
-    sampled = eligible[order.cpu().numpy()]
-    steps = {int(c): -(-recipe.epochs * int(sizes[c]) // recipe.batch) for c in sampled}
-    clients = sorted(steps, key=lambda c: (-steps[c], c))
-    return RoundPlan(round_, tuple(clients), tuple(depths[c] for c in clients), tuple(steps[c] for c in clients))
+    sampled = [int(c) for c in eligible[order.cpu().numpy()]]
+    steps = {c: -(-recipe.epochs * int(sizes[c]) // recipe.batch) for c in sampled}
+    failed, late = _faults(recipe, keys, round_, sampled)
+    for c in late:
+        steps[c] = max(1, steps[c] // 2)
+    clients = sorted((c for c in sampled if c not in failed), key=lambda c: (-steps[c], c))
+    return RoundPlan(
+        round_,
+        tuple(clients),
+        tuple(depths[c] for c in clients),
+        tuple(steps[c] for c in clients),
+        tuple(c in late for c in clients),
+        tuple(sorted(failed)),
+    )
+
+
+def _faults(recipe: Recipe, keys: Keys, round_: int, sampled: list[int]) -> tuple[set[int], set[int]]:
+    """Who fails and who is late in this round. One client is always spared: a round needs somebody."""
+    if recipe.failures == 0.0 and recipe.stragglers == 0.0:
+        return set(), set()
+    drawn = uniform(
+        keys.client(Stream.FAULTS, torch.tensor(sampled, device=keys.device), round_).cpu(), 1, torch.float64
+    ).squeeze(1)
+    luck = dict(zip(sampled, drawn.tolist(), strict=True))
+    spared = max(sampled, key=lambda c: luck[c])
+    failed = {c for c in sampled if luck[c] < recipe.failures and c != spared}
+    both = recipe.failures + recipe.stragglers
+    late = {c for c in sampled if luck[c] < both and c not in failed and c != spared}
+    return failed, late
 
 
 def batch_positions(key: Tensor, samples: int, steps: int, batch: int) -> Tensor:

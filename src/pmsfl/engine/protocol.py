@@ -28,7 +28,6 @@ class Wire:
         self.run = zlib.crc32(world.recipe.to_toml().encode())
         self.shared_kind = Kind.WEIGHTS if world.method.trains == "weights" else Kind.THETA
         self.sends_shared = world.method.uploads != "nothing"
-        self.sends_norms = world.recipe.norms == "shared"
 
     def _tensor(self, kind: Kind, t: Tensor, codec: Codec, round_: int, client: int, step: int = 0) -> bytes:
         payload = encode_tensor(t, codec)
@@ -49,24 +48,30 @@ class Wire:
             raise WireError(f"{m.kind.name} of client {m.client}, round {m.round}: not finite")
         return out.to(self.world.device)
 
+    def norms_size(self, depth: int) -> int:
+        """How many plain parameters travel between the server and a client of this depth."""
+        return int(self.world.plain_view(depth).shared.sum())
+
     # --- start of a round: shared vector and norms go down
 
     def write_start(self, round_: int, client: int, shared: Tensor, plain: Tensor) -> bytes:
-        """θ (or weights) and norms of the client's depth."""
+        """θ (or weights) and shared norms of the client's depth."""
         codec = self.world.codec
         out = b""
         if self.sends_shared:
             out += self._tensor(self.shared_kind, shared, codec, round_, client)
-        if self.sends_norms:
+        if plain.numel():
             out += self._tensor(Kind.NORMS, plain, codec, round_, client)
         return out
 
-    def read_start(self, data: bytes, depth: int, shared: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
-        """Shared vector and norms; what was not sent is what the client has already (the arguments)."""
-        kinds = [self.shared_kind] * self.sends_shared + [Kind.NORMS] * self.sends_norms
+    def read_start(self, data: bytes, depth: int, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Shared vector and norms; a shared vector that is never sent is what the client began with: `shared`."""
+        size = self.norms_size(depth)
+        plain = torch.zeros(0, dtype=self.world.dtype, device=self.world.device)
+        kinds = [self.shared_kind] * self.sends_shared + [Kind.NORMS] * (size > 0)
         for m in self._read(data, kinds):
             if m.kind == Kind.NORMS:
-                plain = self._floats(m, (self.world.plain_size(depth),))
+                plain = self._floats(m, (size,))
             else:
                 shared = self._floats(m, (self.world.masked_size(depth),))
         return shared, plain
@@ -76,20 +81,25 @@ class Wire:
         w, out = self.world, {}
         if self.sends_shared:
             out[self.shared_kind] = length(self.shared_kind, (w.masked_size(depth),), w.codec)
-        if self.sends_norms:
-            out[Kind.NORMS] = length(Kind.NORMS, (w.plain_size(depth),), w.codec)
+        if size := self.norms_size(depth):
+            out[Kind.NORMS] = length(Kind.NORMS, (size,), w.codec)
         return out
 
     # --- a step: smashed data and labels up, gradient down
 
     def write_step(self, round_: int, client: int, step: int, smashed: Tensor, labels: Tensor) -> bytes:
-        """One client's smashed data [B, ...] and labels [B]."""
+        """One client's smashed data [B, ...] and, unless they stay with it, its labels [B]."""
         w = self.world
         out = self._tensor(Kind.SMASHED, smashed, w.cut_codec, round_, client, step)
+        if w.u_shape:
+            return out
         return out + self._tensor(Kind.LABELS, labels, w.label_codec, round_, client, step)
 
     def read_step(self, data: bytes) -> tuple[Tensor, Tensor]:
-        """Smashed data and labels; refuses labels out of range and numbers that are not finite."""
+        """Smashed data and labels (none in the U-shape); refuses labels out of range and what is not finite."""
+        if self.world.u_shape:
+            (smashed,) = self._read(data, [Kind.SMASHED])
+            return self._floats(smashed, smashed.shape), torch.zeros(smashed.shape[0], dtype=torch.int64)
         smashed, labels = self._read(data, [Kind.SMASHED, Kind.LABELS])
         y = decode_tensor(labels.payload, labels.shape, labels.codec)
         if labels.shape != smashed.shape[:1] or (y.numel() and int(y.max()) >= self.world.federation.classes):
@@ -104,14 +114,27 @@ class Wire:
         """dL/dq as the client receives it."""
         return self._floats(self._read(data, [Kind.GRADIENT])[0], shape)
 
+    def write_features(self, round_: int, client: int, step: int, features: Tensor, up: bool) -> bytes:
+        """The U-shape's middle: features [B, ...] down, or their gradient up."""
+        kind = Kind.FEATURE_GRADIENT if up else Kind.FEATURES
+        return self._tensor(kind, features, self.world.cut_codec, round_, client, step)
+
+    def read_features(self, data: bytes, shape: tuple[int, ...], up: bool) -> Tensor:
+        """Features, or their gradient, as the other side receives them."""
+        return self._floats(self._read(data, [Kind.FEATURE_GRADIENT if up else Kind.FEATURES])[0], shape)
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        """Encoded length of either; shape [B, ...]."""
+        return length(Kind.FEATURES, shape, self.world.cut_codec)
+
     def step_bytes(self, shape: tuple[int, ...]) -> dict[Kind, int]:
         """Encoded lengths of one client's step; shape [B, ...] of its smashed data."""
         w = self.world
-        return {
+        costs = {
             Kind.SMASHED: length(Kind.SMASHED, shape, w.cut_codec),
-            Kind.LABELS: length(Kind.LABELS, shape[:1], w.label_codec),
             Kind.GRADIENT: length(Kind.GRADIENT, shape, w.cut_codec),
         }
+        return costs if w.u_shape else costs | {Kind.LABELS: length(Kind.LABELS, shape[:1], w.label_codec)}
 
     # --- end of a round: indices of new personal coordinates, the upload, norms
 
@@ -130,17 +153,17 @@ class Wire:
             out += Message(Kind.MASK, Codec.PACKED_BITS, shape, payload, self.run, round_, client).encode()
         elif self.sends_shared:
             out += self._tensor(self.shared_kind, values, w.codec, round_, client)
-        if self.sends_norms:
+        if done.plain.shape[1]:
             out += self._tensor(Kind.NORMS, done.plain[i], w.codec, round_, client)
         return out
 
     def read_finish(self, data: bytes, depth: int, personal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """values [P_d], contributes [P_d], norms [Q_d] and the client's whole personal set [P_d].
+        """values [P_d], contributes [P_d], shared norms and the client's whole personal set [P_d].
 
         personal: what the server remembers of the client's set; it only grows.
         """
         w = self.world
-        p, q = w.masked_size(depth), w.plain_size(depth)
+        p, q = w.masked_size(depth), self.norms_size(depth)
         messages = split(data)
         personal = personal.clone()
         if messages and messages[0].kind == Kind.PERSONAL:
@@ -162,18 +185,18 @@ class Wire:
     def finish_bytes(self, done: Finished, i: int) -> dict[Kind, int]:
         """Encoded lengths of `write_finish`."""
         w, out = self.world, {}
-        size = done.values.shape[1]
+        space = done.values.shape[1]
         new = done.fresh[i].nonzero().squeeze(1)
         if len(new) and self.sends_shared:
             header = length(Kind.PERSONAL, (0,), Codec.PACKED_BITS)
-            out[Kind.PERSONAL] = header + len(encode_indices(new.cpu(), size))
+            out[Kind.PERSONAL] = header + len(encode_indices(new.cpu(), space))
         count = int(done.contributes[i].sum())
         if w.method.uploads == "bits":
             out[Kind.MASK] = length(Kind.MASK, (count,), Codec.PACKED_BITS)
         elif self.sends_shared:
             out[self.shared_kind] = length(self.shared_kind, (count,), w.codec)
-        if self.sends_norms:
-            out[Kind.NORMS] = length(Kind.NORMS, (done.plain.shape[1],), w.codec)
+        if size := done.plain.shape[1]:
+            out[Kind.NORMS] = length(Kind.NORMS, (size,), w.codec)
         return out
 
 

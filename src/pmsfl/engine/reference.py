@@ -6,11 +6,13 @@ Slow and obvious: the oracle of all the others.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from pmsfl.engine.client import Bottoms, Finished
 from pmsfl.engine.metrics import RoundMetrics, collect
+from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count_encoded
-from pmsfl.engine.server import Server, Uploads
+from pmsfl.engine.server import Batches, Server, Uploads
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
@@ -32,70 +34,90 @@ class ReferenceExecutor:
         w.model.train()
         plan = w.plan(state.round)
         server = Server(w, state, plan)
-        clients = [
-            self._begin(state, i, c, d, r)
-            for i, (c, d, r) in enumerate(zip(plan.clients, plan.depths, plan.steps, strict=True))
-        ]
+        clients = [self._begin(state, plan, i) for i in range(len(plan.clients))]
         for step in range(max(plan.steps)):
             active = [i for i, r in enumerate(plan.steps) if r > step]
-            self._step(server, clients, plan.clients, plan.depths, active, step)
-        done = [b.finish() for b in clients]
-        uploads = self._upload(state, plan.clients, plan.depths, done)
-        memories = {c: m for c, d in zip(plan.clients, done, strict=True) if (m := d.memories[0])}
-        return server.finish(uploads, memories), collect(w, server, done, plan)
+            self._step(server, clients, active, step)
+        done = {i: b.finish() for i, b in enumerate(clients) if plan.on_time[i]}
+        uploads = self._upload(state, plan, done)
+        memories = {plan.clients[i]: d.memories[0] for i, d in done.items()}
+        return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
-    def _begin(self, state: State, i: int, client: int, depth: int, steps: int) -> Bottoms:
-        w = self.world
-        shared, plain = state.shared[: w.masked_size(depth)], state.plain[: w.plain_size(depth)]
-        data = self.wire.write_start(state.round, client, shared, plain)
+    def _begin(self, state: State, plan: RoundPlan, i: int) -> Bottoms:
+        w, client, depth = self.world, plan.clients[i], plan.depths[i]
+        shared, view = state.shared[: w.masked_size(depth)], w.plain_view(depth)
+        data = self.wire.write_start(state.round, client, shared, state.plain[view.index[view.shared]])
         count_encoded(self.ledger, Direction.DOWN, data)
-        shared, plain = self.wire.read_start(data, depth, shared, plain)
-        return Bottoms(w, state.round, [client], depth, [steps], shared, plain, state.bank, vectorised=False)
+        shared, plain = self.wire.read_start(data, depth, shared)
+        return Bottoms(w, state.round, [client], depth, [plan.steps[i]], shared, plain, state.bank, vectorised=False)
 
-    def _step(
-        self,
-        server: Server,
-        bottoms: list[Bottoms],
-        clients: tuple[int, ...],
-        depths: tuple[int, ...],
-        active: list[int],
-        step: int,
-    ) -> None:
-        round_ = server.plan.round
-        inbox = {}
+    def _step(self, server: Server, bottoms: list[Bottoms], active: list[int], step: int) -> None:
+        plan, inbox = server.plan, {}
         for i in active:
             smashed, labels = bottoms[i].forward(step, 1)
-            data = self.wire.write_step(round_, clients[i], step, smashed[0], labels[0])
+            data = self.wire.write_step(plan.round, plan.clients[i], step, smashed[0], labels[0])
             inbox[i] = self.wire.read_step(count_encoded(self.ledger, Direction.UP, data))
-        by_depth = {d: [i for i in active if depths[i] == d] for d in sorted({depths[i] for i in active})}
+        groups = {d: [i for i in places if i in inbox] for d, places in plan.groups.items()}
+        groups = {d: group for d, group in groups.items() if group}
+
+        def answer(features: Batches, places: dict[int, list[int]]) -> tuple[Batches, Tensor]:
+            return self._answer(server, bottoms, groups, features, places, step)
+
         gradients = server.step(
             step,
-            {d: torch.stack([inbox[i][0] for i in group]) for d, group in by_depth.items()},
-            {d: torch.stack([inbox[i][1] for i in group]) for d, group in by_depth.items()},
+            {d: torch.stack([inbox[i][0] for i in group]) for d, group in groups.items()},
+            {d: torch.stack([inbox[i][1] for i in group]) for d, group in groups.items()},
+            answer if self.world.u_shape else None,
         )
-        for d, group in by_depth.items():
-            for place, i in enumerate(group):
-                gradient = gradients[d][place]
-                data = self.wire.write_gradient(round_, clients[i], step, gradient)
+        for d, group in groups.items():
+            for gradient, i in zip(gradients[d], group, strict=True):
+                data = self.wire.write_gradient(plan.round, plan.clients[i], step, gradient)
                 count_encoded(self.ledger, Direction.DOWN, data)
                 bottoms[i].backward(self.wire.read_gradient(data, tuple(gradient.shape)).unsqueeze(0))
 
-    def _upload(self, state: State, clients: tuple[int, ...], depths: tuple[int, ...], done: list[Finished]) -> Uploads:
+    def _answer(
+        self,
+        server: Server,
+        bottoms: list[Bottoms],
+        groups: dict[int, list[int]],
+        features: Batches,
+        places: dict[int, list[int]],
+        step: int,
+    ) -> tuple[Batches, Tensor]:
+        """Features go down to the heads, their gradients come back, client by client."""
+        round_, clients = server.plan.round, server.plan.clients
+        gradients, losses = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
+        for d, rows in features.items():
+            answers = []
+            for place, f in zip(places[d], rows, strict=True):
+                i = groups[d][place]
+                data = self.wire.write_features(round_, clients[i], step, f, up=False)
+                count_encoded(self.ledger, Direction.DOWN, data)
+                received = self.wire.read_features(data, tuple(f.shape), up=False)
+                gradient, loss = bottoms[i].answer(received.unsqueeze(0), [0])
+                losses = losses + loss
+                data = self.wire.write_features(round_, clients[i], step, gradient[0], up=True)
+                count_encoded(self.ledger, Direction.UP, data)
+                answers.append(self.wire.read_features(data, tuple(f.shape), up=True))
+            gradients[d] = torch.stack(answers)
+        return gradients, losses
+
+    def _upload(self, state: State, plan: RoundPlan, done: dict[int, Finished]) -> Uploads:
         w = self.world
-        deepest = max(w.depths)
-        k, p, q = len(clients), w.masked_size(deepest), w.plain_size(deepest)
-        values = torch.zeros(k, p, dtype=w.dtype, device=w.device)
-        contributes = torch.zeros(k, p, dtype=torch.bool, device=w.device)
-        plain = torch.zeros(k, q, dtype=w.dtype, device=w.device)
-        for i, (client, depth) in enumerate(zip(clients, depths, strict=True)):
-            data = self.wire.write_finish(state.round, client, done[i], 0)
+        uploads = Uploads.empty(w, len(plan.clients))
+        for i, finished in done.items():
+            client, depth = plan.clients[i], plan.depths[i]
+            data = self.wire.write_finish(state.round, client, finished, 0)
             count_encoded(self.ledger, Direction.UP, data)
             known = self._remembered(state.bank.get(client), depth)
-            a, b = w.masked_size(depth), w.plain_size(depth)
-            values[i, :a], contributes[i, :a], plain[i, :b], _ = self.wire.read_finish(data, depth, known)
-        return Uploads(values, contributes, plain)
+            p, view = w.masked_size(depth), w.plain_view(depth)
+            values, contributes, plain, _ = self.wire.read_finish(data, depth, known)
+            uploads.values[i, :p], uploads.contributes[i, :p] = values, contributes
+            uploads.plain[i, view.index[view.shared]] = plain
+            uploads.plain_held[i, view.index[view.shared]] = True
+        return uploads
 
-    def _remembered(self, memory: Memory | None, depth: int) -> torch.Tensor:
+    def _remembered(self, memory: Memory | None, depth: int) -> Tensor:
         """What the server remembers of a client's personal set: it was sent once, when it grew."""
         w = self.world
         known = w.method.personal_at_start(w.layout.layers(depth), w.masked_size(depth)).to(w.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,8 @@ from pmsfl.masks.random import Stream, fold, permutation, uniform
 from pmsfl.models.context import ForwardContext, forward_context
 
 Batches = dict[int, Tensor]  # depth -> [A, B, ...] of the clients cut there, shallow first
+# features of the clients at some places of each depth group -> dL/dfeatures, and the sum of their losses
+Answer = Callable[[Batches, dict[int, list[int]]], tuple[Batches, Tensor]]
 
 
 @dataclass
@@ -26,8 +29,16 @@ class Uploads:
     """What came up at the end of a round, in the order of the plan; zeros and False past a client's depth."""
 
     values: Tensor  # [K, P]
-    contributes: Tensor  # [K, P]
+    contributes: Tensor  # [K, P] bool
     plain: Tensor  # [K, Q]
+    plain_held: Tensor  # [K, Q] bool
+
+    @staticmethod
+    def empty(world: World, clients: int) -> Uploads:
+        """Nothing uploaded yet, for any depth in use."""
+        floats = torch.zeros(clients, world.masked_size(max(world.depths)), dtype=world.dtype, device=world.device)
+        plain = torch.zeros(clients, world.layout.plain_size, dtype=world.dtype, device=world.device)
+        return Uploads(floats, floats.bool(), plain, plain.bool())
 
 
 class Server:
@@ -41,7 +52,7 @@ class Server:
         self.scores = world.server_masks()
         shared = state.shared[self.p :]
         self.masked = (world.method.start(shared) if self.scores else shared.clone()).unsqueeze(0)
-        self.plain = state.plain[self.q :].clone().unsqueeze(0)
+        self.plain = state.plain[self.q : world.server_plain_end].clone().unsqueeze(0)
         self.masked_optimiser = copy.deepcopy(state.masked_optimiser)
         self.plain_optimiser = copy.deepcopy(state.plain_optimiser)
         if self.scores:  # scores start from the global θ each round, so their moments start anew too
@@ -55,44 +66,73 @@ class Server:
 
     # --- a step
 
-    def step(self, step: int, smashed: Batches, labels: Batches) -> Batches:
-        """One server step; dL/dq for every client, as the mean over its own batch (Eq. 4)."""
-        if self.world.recipe.schedule == "parallel":
-            return self._update(fold(self.world.keys.at(Stream.SERVER, self.plan.round), step), smashed, labels)
-        return self._sequential(step, smashed, labels)
+    def step(self, step: int, smashed: Batches, labels: Batches, answer: Answer | None = None) -> Batches:
+        """One server step; dL/dq for every client, as the mean over its own batch (Eq. 4).
 
-    def _sequential(self, step: int, smashed: Batches, labels: Batches) -> Batches:
+        answer: asks the clients for dL/dfeatures where they hold the head (the U-shape).
+        """
+        key = fold(self.world.keys.at(Stream.SERVER, self.plan.round), step)
+        if self.world.recipe.schedule == "sequential":
+            return self._sequential(step, key, smashed, labels, answer)
+        places = {d: list(range(len(q))) for d, q in smashed.items()}
+        return self._update(key, smashed, labels, answer, places)
+
+    def _sequential(self, step: int, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None) -> Batches:
         """One step per client batch, in a random order that is new every time."""
         places = [(d, i) for d, q in smashed.items() for i in range(len(q))]
-        key = fold(self.world.keys.at(Stream.ORDER, self.plan.round), step)
+        order = permutation(fold(self.world.keys.at(Stream.ORDER, self.plan.round), step), len(places))
         out = {d: torch.empty_like(q) for d, q in smashed.items()}
-        for turn, at in enumerate(permutation(key, len(places)).tolist()):
+        for turn, at in enumerate(order.tolist()):
             d, i = places[at]
-            mask_key = fold(fold(self.world.keys.at(Stream.SERVER, self.plan.round), step), turn + 1)
-            out[d][i] = self._update(mask_key, {d: smashed[d][i : i + 1]}, {d: labels[d][i : i + 1]})[d][0]
+            one_q, one_y = {d: smashed[d][i : i + 1]}, {d: labels[d][i : i + 1]}
+            out[d][i] = self._update(fold(key, turn + 1), one_q, one_y, answer, {d: [i]})[d][0]
         return out
 
-    def _update(self, key: Tensor, smashed: Batches, labels: Batches) -> Batches:
+    def _update(
+        self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None, places: dict[int, list[int]]
+    ) -> Batches:
         w = self.world
         trains = not self.scores or w.method.trains == "scores"
         masked = self.masked.detach().requires_grad_(trains and self.masked.numel() > 0)
-        plain = self.plain.detach().requires_grad_()
+        plain = self.plain.detach().requires_grad_(self.plain.numel() > 0)
         inputs = {d: q.detach().requires_grad_() for d, q in smashed.items()}
         with forward_context(ForwardContext(dropout_key=fold(key, 1))):
-            logits = self._forward(self.weights(masked, key), plain, inputs)
-        y = torch.cat([labels[d].flatten() for d in smashed])
-        loss = F.cross_entropy(logits, y)
+            out = self._forward(self.weights(masked, key), plain, inputs)
         leaves = [t for t in (masked, plain) if t.requires_grad]
-        grads = torch.autograd.grad(loss, [*leaves, *inputs.values()], materialize_grads=True)
-        if masked.requires_grad:
-            self.masked_optimiser.step(self.masked, grads[0], self.lr_masked)
-            if self.scores:
-                w.method.project(self.masked)
-        self.plain_optimiser.step(self.plain, grads[len(leaves) - 1], self.lr_plain)
-        self.loss_sum += loss.detach().double() * len(y)
-        self.samples += len(y)
         clients = sum(len(q) for q in smashed.values())  # every batch is full: n_union / n_k
+        target, weight = self._objective(out, smashed, labels, answer, places, clients)
+        grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
+        for leaf, grad in zip(leaves, grads, strict=False):
+            if leaf is masked:
+                self.masked_optimiser.step(self.masked, grad, self.lr_masked)
+                if self.scores:
+                    w.method.project(self.masked)
+            else:
+                self.plain_optimiser.step(self.plain, grad, self.lr_plain)
         return {d: g * clients for d, g in zip(inputs, grads[len(leaves) :], strict=True)}
+
+    def _objective(
+        self,
+        out: Tensor,
+        smashed: Batches,
+        labels: Batches,
+        answer: Answer | None,
+        places: dict[int, list[int]],
+        clients: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What to differentiate, and with which weight: the mean loss over the union, or the clients' answer."""
+        rows = len(out)
+        self.samples += rows
+        batch = rows // clients
+        if answer is None:
+            loss = F.cross_entropy(out, torch.cat([labels[d].flatten() for d in smashed]))
+            self.loss_sum += loss.detach().double() * rows
+            return loss, None
+        parts = torch.split(out.detach(), [len(q) * batch for q in smashed.values()])
+        features = {d: f.reshape(-1, batch, *f.shape[1:]) for d, f in zip(smashed, parts, strict=True)}
+        gradients, losses = answer(features, places)
+        self.loss_sum += losses.double() * batch
+        return out, torch.cat([gradients[d].flatten(0, 1) for d in smashed]) / clients
 
     def weights(self, masked: Tensor, key: Tensor) -> Tensor:
         """The weights the server's blocks run with, [P − P_cut]."""
@@ -104,13 +144,15 @@ class Server:
         return self.world.method.effective(masked, self.frozen, drawn)[0]
 
     def _forward(self, masked: Tensor, plain: Tensor, inputs: Batches) -> Tensor:
+        """Logits of the union, or its features where the head is on the clients."""
         w = self.world
-        views = w.layout.top(masked, plain[0], w.cut)
         flat = {d: q.flatten(0, 1) for d, q in inputs.items()}
         first = min(flat)
         joins = {d: q for d, q in flat.items() if d != first}
-        logits: Tensor = functional_call(w.model, views, (flat[first], first, None, joins))
-        return logits
+        views = (w.layout.trunk if w.u_shape else w.layout.top)(masked, plain[0], w.cut)
+        last = w.model.depth if w.u_shape else None
+        out: Tensor = functional_call(w.model, views, (flat[first], first, last, joins))
+        return out
 
     # --- the end of the round
 
@@ -122,20 +164,40 @@ class Server:
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]
-            if counts is not None:
-                counts = (counts[0][:p], counts[1][:p])
             shared[:p], counts = w.method.merge(shared[:p], uploads.values, uploads.contributes, weights, counts)
-        held = [w.masked_size(d) for d in self.plan.depths]
-        shared = self._with_server(shared, self._server_shared(), held)
+        plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, w.method.float_aggregator, weights)
         return State(
             state.round + 1,
-            shared,
-            self._merge_plain(uploads.plain, weights),
+            self._with_server(shared, self._server_shared(), self.p, self._holders()),
+            self._with_server(plain, self.plain[0], self.q, uploads.plain_held.sum(0)),
             self.masked_optimiser,
             self.plain_optimiser,
             counts,
             state.bank | memories,
         )
+
+    def _holders(self) -> Tensor:
+        """How many clients on time hold, and do not keep to themselves by design, each coordinate: [P]."""
+        w = self.world
+        holders = torch.zeros(len(w.frozen), device=w.device)
+        if w.method.uploads != "nothing":
+            for depth, on_time in zip(self.plan.depths, self.plan.on_time, strict=True):
+                size = w.masked_size(depth)
+                kept = w.method.personal_at_start(w.layout.layers(depth), size).to(w.device)
+                holders[:size] += (~kept) * on_time
+        return holders
+
+    def _with_server(self, vector: Tensor, server: Tensor, start: int, holders: Tensor) -> Tensor:
+        """Put the server's part in: what no client shares, and Eq. 9's share of what some do."""
+        w = self.world
+        end = start + len(server)
+        clients, held = vector[start:end], holders[start:end]
+        scores = w.method.compensates and w.recipe.compensation
+        if w.mixed and (scores or (w.method.trains == "weights" and w.recipe.merge == "all")):
+            mine = compensate(clients, server, held, sum(self.plan.on_time))
+        else:
+            mine = torch.where(held > 0, clients, server)
+        return torch.cat((vector[:start], mine, vector[end:]))
 
     def _weights(self) -> Tensor:
         w = self.world
@@ -148,32 +210,3 @@ class Server:
             return self.masked[0]
         theta = self.world.method.theta(self.masked[0])
         return self.masked[0] if theta is None else theta
-
-    def _merge_plain(self, uploads: Tensor, weights: Tensor) -> Tensor:
-        """Norms: the mean of those that hold them, damped like everything else."""
-        w = self.world
-        plain = self.state.plain.clone()
-        if w.recipe.norms != "shared":
-            return torch.cat((plain[: self.q], self.plain[0]))
-        q = uploads.shape[1]
-        sizes = torch.tensor([w.plain_size(d) for d in self.plan.depths], device=w.device)
-        held = torch.arange(q, device=w.device) < sizes.unsqueeze(1)
-        plain[:q], _ = merge(plain[:q], uploads, held, w.method.float_aggregator, weights)
-        return self._with_server(plain, self.plain[0], [w.plain_size(d) for d in self.plan.depths])
-
-    def _with_server(self, vector: Tensor, server: Tensor, held: list[int]) -> Tensor:
-        """Put the server's part in: what no sampled client holds, and Eq. 9's share of what some hold.
-
-        held: how many coordinates of the vector each sampled client holds.
-        """
-        w = self.world
-        start = len(vector) - len(server)
-        holders = torch.zeros(len(vector), device=w.device)
-        for size in held:
-            holders[:size] += 1
-        clients, holders = vector[start:], holders[start:]
-        if w.mixed and w.recipe.compensation and w.method.trains == "scores":
-            mine = compensate(clients, server, holders, len(held))
-        else:
-            mine = torch.where(holders > 0, clients, server)
-        return torch.cat((vector[:start], mine))

@@ -100,7 +100,7 @@ def server_optimisers(world: World) -> tuple[RowOptimiser, RowOptimiser]:
     """
     r = world.recipe
     masked = world.frozen[world.masked_size(world.cut) :].unsqueeze(0)
-    plain = world.initial_plain[world.plain_size(world.cut) :].unsqueeze(0)
+    plain = world.initial_plain[world.plain_size(world.cut) : world.server_plain_end].unsqueeze(0)
     if world.server_masks():
         first = RowOptimiser.fresh("adam", masked)
     else:

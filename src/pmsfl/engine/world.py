@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pmsfl.data import load_federation
 from pmsfl.data.federation import Federation
 from pmsfl.engine.augment import augment
+from pmsfl.engine.budget import depths_by_budget
 from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, plan_round
 from pmsfl.errors import PmsflError
-from pmsfl.masks.random import Stream
+from pmsfl.masks.random import Stream, fold, integers, uniform
 from pmsfl.methods import Method, make_method
 from pmsfl.models.context import ForwardContext, forward_context
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
 from pmsfl.models.inspect import why_not_vectorised
-from pmsfl.models.registry import make_model
+from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
 from pmsfl.recipe import Recipe
 from pmsfl.wire.codecs import Codec
@@ -44,23 +46,42 @@ class World:
         self.keys = Keys.of_seed(recipe.seed, self.device)
         self.input_shape = tuple(self.federation.x.shape[1:])
         self.model: SplitModel = make_model(recipe, self.input_shape, self.federation.classes)
+        if self.method.exits:
+            add_exits(self.model, self.input_shape, self.federation.classes)
         self.model.to(self.device, self.dtype)
         self.layout = self.model.layout
-        self.depths = assign_depths(recipe.depths, self.federation.clients, self.model.depth)
+        self.u_shape = recipe.labels == "u-shape"
+        self.depths = self._assign_depths()
         self.mixed = len(set(self.depths)) > 1
         # With mixed depths the server's blocks are the deep clients' blocks: they must be of one kind.
         self.shares_top = self.mixed or (recipe.masked_top and self.method.trains != "weights")
         self.codec = NATIVE[recipe.dtype]
         self.cut_codec = CODECS.get(recipe.cut_codec, self.codec)
         self.label_codec = label_codec(self.federation.classes)
+        self._plain_views: dict[int, PlainView] = {}
         self._load_data()
         self._initialise()
+        self._exit_runner = ExitRunner(self.model)
         self.why_looped = why_not_vectorised(self.model, self.input_shape, max(self.depths))
+
+    def _assign_depths(self) -> tuple[int, ...]:
+        r, f = self.recipe, self.federation
+        if r.depths == "auto":
+            depths = depths_by_budget(r, self.model, self.input_shape, f.sizes)
+        else:
+            depths = assign_depths(r.depths, f.clients, self.model.depth)
+        if self.u_shape and max(depths) >= self.model.depth:
+            raise PmsflError(
+                f"labels = 'u-shape' needs a block on the server, but depths = {r.depths!r} cuts after block "
+                f"{max(depths)} of {self.model.depth}; take at most {self.model.depth - 1}"
+            )
+        return depths
 
     def _load_data(self) -> None:
         f = self.federation
         self.x = torch.from_numpy(f.x).to(self.device)
         self.y = torch.from_numpy(f.y).to(self.device)
+        self.public_y = self._public_labels()
         self.train_rows = [torch.from_numpy(rows).to(self.device) for rows in f.train]
         self.test_rows = [torch.from_numpy(rows).to(self.device) for rows in f.test]
         self.sizes = f.sizes
@@ -80,6 +101,18 @@ class World:
         self.initial_plain = plain.to(self.device, self.dtype)
         self.initial_scores = scores.to(self.device, self.dtype)
 
+    def _public_labels(self) -> Tensor:
+        """The labels that leave the clients. Randomised response is drawn once per sample, so that a label that
+        goes out in every epoch costs its ε once."""
+        if self.recipe.labels != "randomised":
+            return self.y
+        classes = self.federation.classes
+        key = self.keys.at(Stream.LABELS)
+        honest = label_honesty(self.recipe.label_epsilon, classes)
+        keep = uniform(fold(key, 0), len(self.y), torch.float64) < honest
+        other = (self.y + 1 + integers(fold(key, 1), len(self.y), classes - 1)) % classes
+        return torch.where(keep, self.y, other)
+
     # --- parts of the model
 
     @property
@@ -98,6 +131,26 @@ class World:
     def plain_size(self, depth: int) -> int:
         """Q_d."""
         return self.layout.plain_ends[depth]
+
+    @property
+    def server_plain_end(self) -> int:
+        """Where the server's plain parameters end: before the head, if the clients have it."""
+        return self.layout.plain_ends[self.model.depth] if self.u_shape else self.layout.plain_size
+
+    def plain_view(self, depth: int) -> PlainView:
+        """Which plain parameters a client of this depth has, and what becomes of each."""
+        if depth not in self._plain_views:
+            self._plain_views[depth] = PlainView.of(self, depth)
+        return self._plain_views[depth]
+
+    def client_plain(self, shared: Tensor, depth: int, local: Tensor | None) -> Tensor:
+        """A client's plain parameters [q]: as built, with what the server sent and what the client kept put in."""
+        view = self.plain_view(depth)
+        plain = self.initial_plain[view.index]
+        plain[view.shared] = shared
+        if local is not None:
+            plain[view.local] = local
+        return plain
 
     # --- data
 
@@ -142,6 +195,22 @@ class World:
 
         return self.over_clients(one, (views, x, dropout_keys), vectorised)
 
+    def run_bottoms_with_exits(
+        self, masked: Tensor, plain: Tensor, x: Tensor, depth: int, vectorised: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The same with a classifier after every block: also their logits [A, d, B, classes]."""
+        views = self.layout.bottom(masked, plain, depth)
+        if vectorised:
+            both: tuple[Tensor, Tensor] = vmap(self._one_with_exits, in_dims=(0, 0, None))(views, x, depth)
+            return both
+        results = [self._one_with_exits(_slice(views, i), x[i], depth) for i in range(len(x))]  # type: ignore[arg-type]
+        return torch.stack([r[0] for r in results]), torch.stack([r[1] for r in results])
+
+    def _one_with_exits(self, views: dict[str, Tensor], x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        wrapped = {f"model.{name}": value for name, value in views.items()}
+        out: tuple[Tensor, Tensor] = functional_call(self._exit_runner, wrapped, (x, depth))
+        return out
+
     def over_clients(self, function: Callable[..., Tensor], args: Sequence[object], vectorised: bool) -> Tensor:
         """function applied to each client's slice of the arguments (None stays None), results stacked."""
         if vectorised:
@@ -151,8 +220,39 @@ class World:
         count = next(len(a) for a in args if isinstance(a, Tensor))
         return torch.stack([function(*(_slice(a, i) for a in args)) for i in range(count)])
 
-    def check_batches(self) -> list[str]:
-        """Lines a user should know about how batches and clients fit."""
+    def notes(self) -> list[str]:
+        """Lines a user should know: depths, promises, how batches and clients fit."""
+        return [*self._depth_notes(), *self._label_notes(), *self._method_notes(), *self._batch_notes()]
+
+    def _depth_notes(self) -> list[str]:
+        if not self.mixed and self.recipe.depths != "auto":
+            return []
+        counts = {d: self.depths.count(d) for d in sorted(set(self.depths))}
+        return ["depths: " + ", ".join(f"{n} clients cut after block {d}" for d, n in counts.items())]
+
+    def _label_notes(self) -> list[str]:
+        r = self.recipe
+        if r.labels != "randomised":
+            return []
+        honest = 100.0 * label_honesty(r.label_epsilon, self.federation.classes)
+        return [
+            f"labels: randomised response, ε = {r.label_epsilon:g} per label for the whole run ({honest:.1f} % true)"
+        ]
+
+    def _method_notes(self) -> list[str]:
+        if type(self.method).notes is Method.notes:
+            return []  # planning every round only to say nothing would be a waste
+        times: dict[int, int] = {}
+        for t in range(self.recipe.rounds):
+            for c in self.plan(t).clients:
+                times[c] = times.get(c, 0) + 1
+        per_round = {c: -(-self._steps(c) * self.recipe.batch // int(self.sizes[c])) for c in times}
+        return self.method.notes(max(n * per_round[c] for c, n in times.items()), max(times.values()))
+
+    def _steps(self, client: int) -> int:
+        return -(-self.recipe.epochs * int(self.sizes[client]) // self.recipe.batch)
+
+    def _batch_notes(self) -> list[str]:
         small = [c for c, n in enumerate(self.sizes) if 0 < n < self.recipe.batch]
         if not small:
             return []
@@ -160,6 +260,63 @@ class World:
             f"{len(small)} of {len(self.sizes)} clients hold fewer samples than the batch of "
             f"{self.recipe.batch} (client {small[0]}: {self.sizes[small[0]]}); their batches repeat samples"
         ]
+
+
+class ExitRunner(nn.Module):
+    """Gives functional_call a forward that returns the exits' logits too."""
+
+    def __init__(self, model: SplitModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        return self.model.bottom_with_exits(x, depth)
+
+
+@dataclass(frozen=True)
+class PlainView:
+    """A client's plain parameters: where they stand in the global vector, and what becomes of each.
+
+    Norms are shared, local or frozen as the recipe (or the method) says; classifiers and a head on the client
+    are always trained.
+    """
+
+    index: Tensor  # int64 [q]
+    trained: Tensor  # bool [q]
+    local: Tensor  # bool [q]: trained, and kept by the client
+    bottom: int  # how many of them belong to the bottom; the rest is the head
+
+    @property
+    def shared(self) -> Tensor:
+        """bool [q]: trained, sent and merged."""
+        return self.trained & ~self.local
+
+    @staticmethod
+    def of(world: World, depth: int) -> PlainView:
+        """The view of one depth."""
+        slots = world.layout.plain_slots(depth, world.u_shape)
+        local = world.method.local_plain(slots, depth)
+        norms_train = world.recipe.norms != "frozen"
+        index: list[int] = []
+        trained: list[bool] = []
+        stays: list[bool] = []
+        for s, kept in zip(slots, local, strict=True):
+            classifier = s.block == world.model.depth or s.name.startswith("exits.")
+            index += range(s.offset, s.offset + s.size)
+            trained += [norms_train or classifier] * s.size
+            stays += [kept and (norms_train or classifier)] * s.size
+        flags = {"dtype": torch.bool, "device": world.device}
+        return PlainView(
+            torch.tensor(index, dtype=torch.int64, device=world.device),
+            torch.tensor(trained, **flags),  # type: ignore[arg-type]
+            torch.tensor(stays, **flags),  # type: ignore[arg-type]
+            world.plain_size(depth),
+        )
+
+
+def label_honesty(epsilon: float, classes: int) -> float:
+    """The chance that randomised response tells the truth: e^ε / (e^ε + C − 1)."""
+    return 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
 
 
 def _slice(argument: object, i: int) -> object:

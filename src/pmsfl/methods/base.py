@@ -7,6 +7,7 @@ and are pure: K clients, P masked coordinates. `trained` is what the optimiser m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -28,6 +29,8 @@ class Method:
     paper = ""
     trains: Trains = "weights"
     uploads: Uploads = "weights"
+    compensates = False  # does the server's θ of a block join the merge (Eq. 9)?
+    exits = False  # does every client block have a classifier of its own?
     samples_masks = False  # are forward masks random? then evaluation averages over several
 
     def __init__(self, recipe: Recipe) -> None:
@@ -63,7 +66,15 @@ class Method:
     def project(self, trained: Tensor) -> None:
         """Bring `trained` back into its domain after an optimiser step, in place."""
 
+    def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
+        """What leaves the client instead of `smashed` [A, B, ...]; differentiable. keys: [A]."""
+        return smashed
+
     # --- what it uploads, how the server merges it
+
+    def protect_update(self, start: Tensor, trained: Tensor, keys: Tensor) -> Tensor:
+        """What is uploaded instead of `trained` [K, P], which began the round as `start`. keys: [K]."""
+        return trained
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         """What goes up, [K, P] in the dtype of `trained` (bits as 0 and 1)."""
@@ -83,6 +94,10 @@ class Method:
         """Coordinates that are personal before any training: bool [P_d]."""
         return torch.zeros(size, dtype=torch.bool)
 
+    def local_plain(self, slots: Sequence[Slot], depth: int) -> list[bool]:
+        """For each plain parameter (norm, bias, ...) that a client holds: does it stay with the client?"""
+        return [self.recipe.norms == "local"] * len(slots)
+
     def grow_personal(
         self,
         before: Tensor,
@@ -94,6 +109,12 @@ class Method:
     ) -> Tensor:
         """The personal set after this participation: bool [K, P_d], never smaller than `personal`."""
         return personal
+
+    # --- what a user should know
+
+    def notes(self, releases: int, uploads: int) -> list[str]:
+        """Lines about promises. releases, uploads: the most a sample's smashed data, a client's update, go out."""
+        return []
 
     # --- what masks there are
 

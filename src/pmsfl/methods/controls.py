@@ -8,7 +8,7 @@ from torch import Tensor
 from pmsfl.masks.bernoulli import sample, straight_through
 from pmsfl.methods.base import Method
 from pmsfl.methods.pm_sfl import PMSFL
-from pmsfl.models.split import Slot
+from pmsfl.methods.splitfed_pm import NeverPersonal
 
 
 class FrozenMask(Method):
@@ -36,7 +36,7 @@ class DenseFrozen(FrozenMask):
         return torch.ones_like(frozen)
 
 
-class ThresholdMask(PMSFL):
+class ThresholdMask(NeverPersonal, PMSFL):
     """FedMask-like: the mask is θ > 0.5, nothing is sampled, nothing is personal."""
 
     name = "threshold-mask"
@@ -49,17 +49,6 @@ class ThresholdMask(PMSFL):
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         return (trained > 0).to(trained.dtype)
-
-    def grow_personal(
-        self,
-        before: Tensor,
-        after: Tensor,
-        personal: Tensor,
-        participations: Tensor,
-        layers: list[Slot],
-        noise: Tensor | None,
-    ) -> Tensor:
-        return personal
 
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
         return super().evaluation_weights(trained, frozen, uniform, "threshold")

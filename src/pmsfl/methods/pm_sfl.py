@@ -21,6 +21,7 @@ class PMSFL(Method):
     trains: Trains = "scores"
     uploads: Uploads = "bits"
     samples_masks = True
+    compensates = True
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
         return self._clipped(torch.sigmoid(scores))

@@ -35,7 +35,7 @@ def check_model(target: str, input_shape: tuple[int, ...], classes: int, batch: 
         raise PmsflError(f"model {target!r} fails on an input of shape {(2, *input_shape)}: {e}") from None
     if tuple(logits.shape) != (2, classes):
         raise PmsflError(
-            f"model {target!r}: its output has shape {tuple(logits.shape)}, expected (2, {classes}): one logit per class"
+            f"model {target!r}: output of shape {tuple(logits.shape)}, expected (2, {classes}): one logit per class"
         )
     if not model.layout.masked:
         raise PmsflError(f"model {target!r}: no convolution or linear layer in its blocks, so nothing can be masked")

@@ -76,3 +76,13 @@ def convert_batch_norm(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, convert_batch_norm(child))
     return module
+
+
+def replace_by_group_norm(module: nn.Module) -> None:
+    """Replace every StaticBN inside `module` by a GroupNorm of as many groups as divide its channels, at most 32."""
+    for name, child in module.named_children():
+        if isinstance(child, StaticBN):
+            groups = next(g for g in (32, 16, 8, 4, 2, 1) if child.features % g == 0)
+            setattr(module, name, nn.GroupNorm(groups, child.features, child.eps))
+        else:
+            replace_by_group_norm(child)

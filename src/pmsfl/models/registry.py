@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from pmsfl.errors import PmsflError
-from pmsfl.models.resnet import resnet18
+from pmsfl.models.inspect import smashed_shape
+from pmsfl.models.resnet import PoolLinear, resnet18
 from pmsfl.models.small import small_cnn
 from pmsfl.models.split import SplitModel
-from pmsfl.models.transformer import transformer
+from pmsfl.models.transformer import MeanLinear, transformer
 from pmsfl.recipe import Recipe, nearest
 
 NAMES = ("small-cnn", "resnet18", "transformer")
@@ -23,6 +25,23 @@ NAMES = ("small-cnn", "resnet18", "transformer")
 def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitModel:
     """The model a recipe names, for samples of `input_shape`. Its own initial values never matter to a run:
     they are replaced by keyed ones, or built under a fixed seed that the caller's generator does not see."""
+    model = _build(recipe, input_shape, classes)
+    if recipe.norm == "group":
+        model.use_group_norm()
+    return model
+
+
+def add_exits(model: SplitModel, input_shape: tuple[int, ...], classes: int) -> None:
+    """A pool-and-linear classifier after every block, whatever the blocks put out: maps or token sequences."""
+
+    def make(i: int) -> nn.Module:
+        shape = smashed_shape(model, input_shape, i + 1)
+        return PoolLinear(shape[0], classes) if len(shape) == 3 else MeanLinear(shape[-1], classes)
+
+    model.add_exits(make)
+
+
+def _build(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitModel:
     wide = {"width": recipe.width} if recipe.width else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

@@ -11,7 +11,9 @@ from pmsfl.models.split import SplitModel
 
 def _block(c_in: int, c_out: int, pool: bool) -> nn.Module:
     layers: list[nn.Module] = [nn.Conv2d(c_in, c_out, 3, 1, 1, bias=False), StaticBN(c_out), nn.ReLU()]
-    return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
+    # The mean, not the maximum: with integer pixels and signed-constant weights many sums are equal, and which of
+    # two equal values wins a maximum would hang on the order of additions.
+    return nn.Sequential(*layers, *([nn.AvgPool2d(2)] if pool else []))
 
 
 def small_cnn(channels: int, classes: int, width: int = 16) -> SplitModel:

@@ -7,7 +7,7 @@ are ordered by block, so the bottom of depth d is a prefix of each and the top a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pmsfl.errors import PmsflError
 from pmsfl.models.dropout import KeyedDropout, convert_dropout
-from pmsfl.models.norm import StaticBN, convert_batch_norm
+from pmsfl.models.norm import StaticBN, convert_batch_norm, replace_by_group_norm
 
 MASKABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -32,12 +32,23 @@ class SplitModel(nn.Module):
             raise PmsflError("SplitModel: blocks is empty; give at least one nn.Module before the head")
         self.blocks = nn.ModuleList(convert_dropout(convert_batch_norm(b)) for b in blocks)
         self.head = convert_dropout(convert_batch_norm(head))
+        self.exits = nn.ModuleList()  # a classifier after every block, where a method wants them
         self.unmasked = tuple(unmasked)
         for i, (name, module) in enumerate(self.named_modules()):
             if isinstance(module, StaticBN):
                 module.name = name
             elif isinstance(module, KeyedDropout):
                 module.index = i
+        self.layout = Layout.of(self)
+
+    def add_exits(self, make: Callable[[int], nn.Module]) -> None:
+        """Put a classifier after every block; make(i) builds the one after block i+1."""
+        self.exits = nn.ModuleList(make(i) for i in range(self.depth))
+        self.layout = Layout.of(self)
+
+    def use_group_norm(self) -> None:
+        """Put group norm in the place of batch norm: no output then depends on other samples."""
+        replace_by_group_norm(self)
         self.layout = Layout.of(self)
 
     @property
@@ -62,6 +73,14 @@ class SplitModel(nn.Module):
                 x = torch.cat((x, joins[last]))
             x = self.head(x)
         return x
+
+    def bottom_with_exits(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Smashed data, and the logits [depth, B, classes] of the classifiers on the way."""
+        logits = []
+        for block, leave in zip(self.blocks[:depth], self.exits, strict=False):
+            x = block(x)
+            logits.append(leave(x))
+        return x, torch.stack(logits)
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,10 @@ class Layout:
         for i in range(model.depth + 1):
             part = model.blocks[i] if i < model.depth else model.head
             prefix = f"blocks.{i}" if i < model.depth else "head"
-            for name, p in part.named_parameters(prefix=prefix):
+            named = list(part.named_parameters(prefix=prefix))
+            if i < len(model.exits):
+                named += model.exits[i].named_parameters(prefix=f"exits.{i}")
+            for name, p in named:
                 kind = name in carriers
                 slots[kind].append(Slot(name, tuple(p.shape), sizes[kind], p.numel(), i))
                 sizes[kind] += p.numel()
@@ -120,6 +142,18 @@ class Layout:
     def top(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
         """Named views of a top's vectors [P − P_d] and [Q − Q_d], head included."""
         return self._views(masked, plain, depth, self.depth + 1)
+
+    def trunk(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
+        """Named views of a top without its head: vectors [P − P_d] and [Q_L − Q_d]."""
+        return self._views(masked, plain, depth, self.depth)
+
+    def head(self, plain: Tensor) -> dict[str, Tensor]:
+        """Named views of the head's parameters [..., Q − Q_L]."""
+        return self._views(plain[..., :0], plain, self.depth, self.depth + 1)
+
+    def plain_slots(self, depth: int, head: bool) -> list[Slot]:
+        """The plain parameters of a bottom of this depth, and the head's where the client has it."""
+        return [s for s in self.plain if s.block < depth or (head and s.block == self.depth)]
 
     def _views(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
         # torch.split, not slices: its backward is one concatenation instead of one full-size zero tensor each.

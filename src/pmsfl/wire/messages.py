@@ -53,6 +53,8 @@ class Kind(IntEnum):
     PERSONAL = 8
     STATISTICS = 9
     EVALUATION = 10
+    FEATURES = 11
+    FEATURE_GRADIENT = 12
 
 
 class Direction(StrEnum):

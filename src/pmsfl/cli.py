@@ -1,0 +1,128 @@
+"""The commands: one function each, no logic. What a parameter means on the command line stands in its `Arg`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pmsfl.commands import Arg, Command
+from pmsfl.report import catalogue, comparison, dataview, listing, models, training, using
+
+ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
+
+RECIPE = Arg("A shipped recipe's name (see `pmsfl recipes`) or a TOML file.", metavar="RECIPE")
+CHANGES = Arg("Change a key: key=value. May be given several times.", short="-c", name="config", metavar="K=V")
+RUN = Arg("A run's directory.", metavar="RUN")
+CLIENT = Arg("Take this client's own model instead of the global one.", metavar="K")
+JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
+
+
+def run(
+    recipe: Annotated[str, RECIPE] = "demo",
+    *,
+    method: Annotated[str | None, Arg("What is trained; see `pmsfl methods`.", short="-m")] = None,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    out: Annotated[Path | None, Arg("Run directory (new, or the one to resume).", metavar="DIR")] = None,
+    resume: Annotated[bool, Arg("Go on with the run in --out, or this recipe's newest.")] = False,
+    executor: Annotated[str, Arg("cohort is fast, reference is simple.", choices=("cohort", "reference"))] = "cohort",
+    device: Annotated[str, Arg("Where to compute.", choices=("auto", "cpu", "cuda"))] = "auto",
+    threads: Annotated[int | None, Arg("CPU threads torch may use.", metavar="N")] = None,
+    dry_run: Annotated[bool, Arg("Only say what the run would cost.")] = False,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Train a recipe, or say what it would cost."""
+    chosen = training.Choice(recipe, tuple(changes or ()), method, device, threads)
+    training.play(chosen, out, resume, executor, dry_run, as_json)
+
+
+def compare(
+    runs: Annotated[list[Path], Arg("Runs, or directories of runs; the first is the baseline.", metavar="RUN...")],
+    *,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Compare finished runs: mean and standard error over seeds, differences paired by seed."""
+    comparison.show(runs, as_json)
+
+
+def ls(directory: Annotated[Path, Arg("Where runs lie.", metavar="DIR")] = Path("runs")) -> None:
+    """List runs: how far they are and what they reached."""
+    listing.list_runs(directory)
+
+
+def show(path: Annotated[Path, RUN]) -> None:
+    """Show one run: recipe, accuracy over time, mask entropy per layer, bytes."""
+    listing.show_run(path)
+
+
+def methods(*, as_json: Annotated[bool, JSON] = False) -> None:
+    """List the methods: what each trains and uploads."""
+    catalogue.methods(as_json)
+
+
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    catalogue.recipes()
+
+
+def knobs(key: Annotated[str | None, Arg("Only this key.", metavar="KEY")] = None) -> None:
+    """List every key of a recipe: default, allowed values, meaning."""
+    catalogue.knobs(key)
+
+
+def data(
+    recipe: Annotated[str, RECIPE] = "demo",
+    *,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    out: Annotated[Path | None, Arg("Draw labels by client as a heat map.", metavar="FILE.png")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show who holds what: samples, classes and depth of every client."""
+    dataview.show(recipe, changes or [], out, as_json)
+
+
+def check_model(
+    model: Annotated[str, Arg("Your function, or a shipped model's name.", metavar="MODULE:FUNCTION")],
+    *,
+    input_shape: Annotated[str, Arg("Shape of one sample.", metavar="C,H,W")] = "3,32,32",
+    classes: Annotated[int, Arg("How many classes.", metavar="N")] = 10,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Check your own model: what is masked, what each cut costs, whether clients run vectorised."""
+    models.check(model, input_shape, classes, as_json)
+
+
+def export(
+    path: Annotated[Path, RUN],
+    *,
+    client: Annotated[int | None, CLIENT] = None,
+    out: Annotated[Path | None, Arg("Where to write; the run's own folder unless told.", metavar="DIR")] = None,
+) -> None:
+    """Write a trained model as safetensors, with an example that loads it."""
+    using.export(path, client, out)
+
+
+def predict(
+    path: Annotated[Path, RUN],
+    file: Annotated[Path, Arg("Samples: an .npz with x and, for an accuracy, y.", metavar="FILE.npz")],
+    *,
+    client: Annotated[int | None, CLIENT] = None,
+    out: Annotated[Path | None, Arg("Save labels and probabilities.", metavar="FILE.npz")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Classify samples with a run's model."""
+    using.predict(path, file, client, out, as_json)
+
+
+COMMANDS: dict[str, Command] = {
+    "run": run,
+    "compare": compare,
+    "ls": ls,
+    "show": show,
+    "methods": methods,
+    "recipes": recipes,
+    "knobs": knobs,
+    "data": data,
+    "check-model": check_model,
+    "export": export,
+    "predict": predict,
+}

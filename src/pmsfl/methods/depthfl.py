@@ -1,0 +1,54 @@
+"""DepthFL in split form: a classifier after every client block, and the classifiers teach each other."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pmsfl.methods.base import Method
+from pmsfl.methods.pm_sfl import PMSFL
+from pmsfl.methods.splitfed_pm import NeverPersonal
+
+RAMP = 0.3  # share of the rounds over which distillation comes in
+
+
+class DepthFL(NeverPersonal, PMSFL):
+    """Masks are trained, as in the paper's table; a block is averaged over the clients that hold it."""
+
+    name = "depthfl"
+    summary = "a classifier after every client block, distilled into each other; masks (train=weights: weights)"
+    paper = "DepthFL (ICLR 2023)"
+    compensates = False
+    exits = True
+
+
+class DepthFLWeights(Method):
+    """The labelled variant: weights are trained and averaged."""
+
+    name = "depthfl"
+    summary = DepthFL.summary
+    paper = DepthFL.paper
+    exits = True
+
+
+def exit_loss(logits: Tensor, labels: Tensor, round_: int, rounds: int) -> Tensor:
+    """Σ over clients of their local loss. logits [A, d, B, C] of d classifiers, labels [A, B].
+
+    Cross-entropy of each classifier, plus KL between all pairs (the teacher detached, temperature 1), which is
+    ramped up linearly over the first 30 % of the rounds.
+    """
+    a, d, b, c = logits.shape
+    everyone = labels.unsqueeze(1).expand(a, d, b)
+    loss = F.cross_entropy(logits.reshape(-1, c), everyone.reshape(-1), reduction="sum") / b
+    if d == 1:
+        return loss
+    student = logits.log_softmax(-1)
+    teacher = student.detach()
+    ramp = min(1.0, (round_ + 1) / max(RAMP * rounds, 1.0))
+    # KL(teacher j ‖ student i) for every ordered pair; i = j contributes nothing to the value or the gradient.
+    p = teacher.exp()
+    entropy = (p * teacher).sum((0, 2, 3)).sum() * (d - 1)
+    cross = torch.einsum("ajbc,aibc->ji", p, student)
+    off = cross.sum() - cross.diagonal().sum()
+    return loss + ramp * (entropy - off) / (b * (d - 1))

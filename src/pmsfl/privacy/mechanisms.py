@@ -1,0 +1,85 @@
+"""Clipping and keyed noise, and what a composition of releases adds up to. Rows are samples or clients."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pmsfl.masks.random import fold, words
+
+
+def clip_rows(x: Tensor, limit: float, order: int) -> Tensor:
+    """Each row of x [n, m] scaled down to an L1 (order 1) or L2 (order 2) norm of at most `limit`."""
+    norm = x.abs().sum(1, keepdim=True) if order == 1 else x.square().sum(1, keepdim=True).sqrt()
+    return x * (limit / norm.clamp_min(limit))
+
+
+def _open_uniform(key: Tensor, n: int) -> Tensor:
+    """float64 in the open (0, 1), 53 bits: a float32 uniform would make an infinite Laplace draw now and then."""
+    bits = (words(key, n) >> 11) & ((1 << 53) - 1)
+    return (bits.double() + 0.5) * 2.0**-53
+
+
+def laplace(keys: Tensor, n: int) -> Tensor:
+    """Laplace noise of scale 1: float64 [*keys.shape, n]."""
+    u = _open_uniform(keys, n) - 0.5
+    return -u.sign() * torch.log1p(-2.0 * u.abs())
+
+
+def gaussian(keys: Tensor, n: int) -> Tensor:
+    """Standard normal noise by Box-Muller: float64 [*keys.shape, n]."""
+    radius = torch.sqrt(-2.0 * torch.log(_open_uniform(fold(keys, 0), n)))
+    return radius * torch.cos(2.0 * math.pi * _open_uniform(fold(keys, 1), n))
+
+
+def _normal_cdf(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2.0))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """δ(ε) of a Gaussian mechanism whose sensitivity is μ standard deviations; exact (Balle and Wang, 2018)."""
+    first = _normal_cdf(mu / 2.0 - epsilon / mu)
+    log_second = epsilon + _log_normal_cdf(-mu / 2.0 - epsilon / mu)
+    return first - (math.exp(log_second) if log_second > -745.0 else 0.0)
+
+
+def _log_normal_cdf(x: float) -> float:
+    if x > -30.0:
+        return math.log(max(_normal_cdf(x), 5e-324))
+    return -0.5 * x * x - math.log(-x) - 0.5 * math.log(2.0 * math.pi)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The ε at δ of a Gaussian mechanism with ratio μ. k releases compose to √k·μ exactly, so one call does all."""
+    low, high = 0.0, 1.0
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    while gaussian_delta(mu, high) > delta:
+        high *= 2.0
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if gaussian_delta(mu, middle) > delta else (low, middle)
+    return high
+
+
+def gaussian_ratio(epsilon: float, delta: float) -> float:
+    """The largest μ = sensitivity/σ that keeps a single release (ε, δ)-private."""
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, epsilon) <= delta:
+        high *= 2.0
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= delta else (low, middle)
+    return low
+
+
+def laplace_epsilon(epsilon: float, releases: int, delta: float) -> float:
+    """What `releases` pure ε-private releases come to at δ: the better of basic and advanced composition."""
+    basic = releases * epsilon
+    if epsilon > 50.0:
+        return basic
+    advanced = epsilon * math.sqrt(2.0 * releases * math.log(1.0 / delta))
+    advanced += releases * epsilon * math.expm1(epsilon) / (math.exp(epsilon) + 1.0)
+    return min(basic, advanced)

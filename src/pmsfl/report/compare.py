@@ -1,0 +1,118 @@
+"""The statistics of a comparison, as pure functions: means over seeds, differences paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LEAST_SEEDS = 3  # fewer pairs never separate two methods
+SEPARATION = 2.0  # standard errors
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run: settings are its whole recipe but for what cannot change a figure."""
+
+    recipe: str
+    method: str
+    preset: str
+    seed: int
+    settings: Mapping[str, Any]
+    values: Mapping[str, float]
+
+
+@dataclass
+class Group:
+    """Runs that differ by nothing but their seed."""
+
+    label: tuple[str, str, str]  # recipe, method, preset
+    settings: Mapping[str, Any]
+    records: list[Record] = field(default_factory=list)
+    extra: str = ""  # settings that tell it from other groups of the same label
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, sorted."""
+        return sorted({r.seed for r in self.records})
+
+    def by_seed(self, key: str) -> dict[int, float]:
+        """One figure per seed; a seed that was run twice counts once, with its mean."""
+        return {seed: mean(self._values(key, seed)) for seed in self.seeds if self._values(key, seed)}
+
+    def _values(self, key: str, seed: int) -> list[float]:
+        found = (r.values.get(key) for r in self.records if r.seed == seed)
+        return [v for v in found if v is not None and math.isfinite(v)]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean and its standard error (None with a single value)."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A group minus the baseline, over the seeds both have."""
+
+    seeds: tuple[int, ...]
+    mean: float | None
+    error: float | None
+    verdict: str
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def summarise(values: Iterable[float]) -> Summary | None:
+    """Mean and standard error, the deviation taken with n − 1; None without values."""
+    found = list(values)
+    if not found:
+        return None
+    centre = mean(found)
+    if len(found) == 1:
+        return Summary(centre, None, 1)
+    variance = math.fsum((v - centre) ** 2 for v in found) / (len(found) - 1)
+    return Summary(centre, math.sqrt(variance / len(found)), len(found))
+
+
+def paired(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference:
+    """other − baseline over common seeds, and whether the difference can be told from chance."""
+    seeds = tuple(sorted(baseline.keys() & other.keys()))
+    found = summarise(other[s] - baseline[s] for s in seeds)
+    if found is None:
+        return Difference((), None, None, verdict(None))
+    return Difference(seeds, found.mean, found.error, verdict(found))
+
+
+def verdict(difference: Summary | None) -> str:
+    """better or worse where at least three pairs lie more than two standard errors from 0."""
+    if difference is None or difference.error is None or difference.n < LEAST_SEEDS:
+        return "not separable"
+    if abs(difference.mean) <= SEPARATION * difference.error:
+        return "not separable"
+    return "better" if difference.mean > 0 else "worse"
+
+
+def group(records: Iterable[Record]) -> list[Group]:
+    """Groups in the order their first run was given; equal labels are told apart by what they set differently."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    for r in records:
+        label = (r.recipe, r.method, r.preset)
+        key = (label, tuple(sorted((k, repr(v)) for k, v in r.settings.items())))
+        groups.setdefault(key, Group(label, r.settings)).records.append(r)
+    found = list(groups.values())
+    for g in found:
+        alike = [other for other in found if other.label == g.label]
+        g.extra = ", ".join(f"{k}={g.settings[k]}" for k in g.settings if _differs(k, alike))
+    return found
+
+
+def _differs(key: str, groups: list[Group]) -> bool:
+    return len({repr(g.settings.get(key)) for g in groups}) > 1

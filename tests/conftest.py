@@ -1,0 +1,147 @@
+"""Small federations, recipes and players that the tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pmsfl.data.federation import Federation
+from pmsfl.engine.client import Bottoms
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.metrics import RoundMetrics
+from pmsfl.engine.reference import ReferenceExecutor
+from pmsfl.engine.state import State
+from pmsfl.engine.world import World
+from pmsfl.models.norm import StaticBN
+from pmsfl.models.small import small_cnn
+from pmsfl.recipe import Recipe
+from pmsfl.wire.ledger import Ledger
+
+# The methods whose training loss and bytes follow from their attributes alone.
+BASIC = ("pm-sfl", "splitfed", "splitfed-pm", "frozen-mask", "dense-frozen", "threshold-mask")
+SIZES = (17, 12, 23, 30, 5)  # ragged, one client below the batch of `tiny_recipe`
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Bit-identical sums need a fixed thread count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny_federation(
+    sizes: Sequence[int] = SIZES,
+    tests: Sequence[int] | int = 4,
+    shape: tuple[int, ...] = (1, 8, 8),
+    classes: int = 4,
+    seed: int = 0,
+) -> Federation:
+    """Random rows that lean towards their class, dealt one client after another."""
+    rng = np.random.default_rng(seed)
+    held = [tests] * len(sizes) if isinstance(tests, int) else list(tests)
+    total = sum(sizes) + sum(held)
+    y = rng.integers(0, classes, total).astype(np.int64)
+    lean = rng.standard_normal((classes, *shape))
+    x = (rng.standard_normal((total, *shape)) + lean[y]).astype(np.float32)
+    ends = np.cumsum([0, *(n for pair in zip(sizes, held, strict=True) for n in pair)])
+    parts = [np.arange(a, b, dtype=np.int64) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    channels = shape[0] if len(shape) == 3 else shape[-1]
+    return Federation(
+        name="tiny",
+        x=x,
+        y=y,
+        train=tuple(parts[0::2]),
+        test=tuple(parts[1::2]),
+        global_test=np.concatenate(parts[1::2]) if total else np.zeros(0, np.int64),
+        classes=classes,
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        owners=tuple(f"client {k}" for k in range(len(sizes))),
+        global_test_is_official=False,
+    )
+
+
+def tiny_recipe(**changes: Any) -> Recipe:
+    """Three rounds in double precision, with personalisation under way from the first."""
+    base: dict[str, Any] = {
+        "name": "tiny",
+        "dtype": "float64",
+        "rounds": 3,
+        "width": 4,
+        "batch": 6,
+        "epochs": 1,
+        "cohort": 3,
+        "agreement": 0.0,
+        "growth_steps": 3,
+        "eval_masks": 1,
+    }
+    return Recipe(**(base | changes))
+
+
+def tiny_world(federation: Federation | None = None, **changes: Any) -> World:
+    return World(tiny_recipe(**changes), federation=federation or tiny_federation())
+
+
+def play(
+    world: World,
+    kind: type[CohortExecutor] | type[ReferenceExecutor] = CohortExecutor,
+    rounds: int = 3,
+    state: State | None = None,
+) -> tuple[State, Ledger, list[RoundMetrics]]:
+    """The state after some rounds, every byte counted on the way, and the metrics of each round."""
+    ledger = Ledger()
+    executor = kind(world, ledger)
+    state = state or State.initial(world)
+    seen = []
+    for _ in range(rounds):
+        state, metrics = executor.round(state)
+        seen.append(metrics)
+    return state, ledger, seen
+
+
+def bottoms_of(world: World, state: State, clients: list[int], steps: list[int]) -> Bottoms:
+    """Clients of one depth at the beginning of the state's next round."""
+    depth = world.depths[clients[0]]
+    view = world.plain_view(depth)
+    shared, plain = state.shared[: world.masked_size(depth)], state.plain[view.index[view.shared]]
+    return Bottoms(world, state.round, clients, depth, steps, shared, plain, state.bank, True)
+
+
+def copied(state: State) -> dict[str, Tensor]:
+    """Everything in a state, cloned."""
+    return {name: t.clone() for name, t in state.to_tensors().items()}
+
+
+def assert_same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def _ordinary(module: nn.Module) -> nn.Module:
+    if isinstance(module, StaticBN):
+        return nn.BatchNorm2d(module.features, module.eps, track_running_stats=False)
+    for name, child in module.named_children():
+        setattr(module, name, _ordinary(child))
+    return module
+
+
+def uncut_model(world: World) -> tuple[nn.Sequential, dict[str, nn.Parameter]]:
+    """The tiny world's network as an ordinary torch model with nn.BatchNorm2d and the run's initial weights.
+
+    Its parameters by the names they have in a split model.
+    """
+    split = small_cnn(1, 4, width=4)
+    model = nn.Sequential(*(_ordinary(b) for b in split.blocks), split.head).double()
+    own = {(f"blocks.{n}" if n[0] != "4" else f"head{n[1:]}"): p for n, p in model.named_parameters()}
+    start = world.layout.bottom(world.frozen, world.initial_plain, world.model.depth + 1)
+    for name, p in own.items():
+        p.data.copy_(start[name])
+    return model, own

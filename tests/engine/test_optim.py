@@ -1,0 +1,73 @@
+"""Row optimisers against torch.optim, row by row."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pmsfl.engine.optim import RowOptimiser
+from pmsfl.engine.world import learning_rate
+from pmsfl.masks.random import Stream, fold, normal, root
+
+KEY = root(0, Stream.NOISE)
+
+
+def gradient(step: int, row: int, n: int) -> torch.Tensor:
+    return normal(fold(fold(KEY, step), row), n)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "momentum"), [("sgd", 0.9), ("sgd", 0.0), ("adam", 0.9)])
+def test_rows_move_as_torch_optim_moves_them_until_they_leave(
+    kind: str, momentum: float, weight_decay: float
+) -> None:
+    n, lengths = 7, [6, 4, 1]  # rows leave from the end
+    start = torch.stack([normal(fold(KEY, 100 + i), n) for i in range(3)])
+    rows = start.clone()
+    ours = RowOptimiser.fresh(kind, rows, momentum, weight_decay)
+    for step in range(max(lengths)):
+        active = sum(r > step for r in lengths)
+        grads = torch.stack([gradient(step, i, n) for i in range(active)])
+        ours.step(rows, grads, 0.05 / (step + 1))
+    for i, length in enumerate(lengths):
+        p = torch.nn.Parameter(start[i].clone())
+        theirs: torch.optim.Optimizer
+        if kind == "sgd":
+            theirs = torch.optim.SGD([p], 0.05, momentum=momentum, weight_decay=weight_decay)
+        else:
+            theirs = torch.optim.Adam([p], 0.05, weight_decay=weight_decay)
+        for step in range(length):
+            theirs.param_groups[0]["lr"] = 0.05 / (step + 1)
+            p.grad = gradient(step, i, n)
+            theirs.step()
+        torch.testing.assert_close(rows[i], p.data, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_state_put_back_goes_on_where_it_was(kind: str) -> None:
+    rows = normal(KEY, 8).reshape(2, 4)
+    ours = RowOptimiser.fresh(kind, rows)
+    for step in range(3):
+        ours.step(rows, gradient(step, 0, 8).reshape(2, 4), 0.1)
+    other, others = RowOptimiser.fresh(kind, rows), rows.clone()
+    other.load({k: v.clone() for k, v in ours.tensors().items()})
+    for optimiser, parameters in ((ours, rows), (other, others)):
+        optimiser.step(parameters, gradient(9, 0, 8).reshape(2, 4), 0.1)
+    assert torch.equal(rows, others)
+
+
+def test_a_zero_gradient_under_adam_moves_nothing() -> None:
+    rows = torch.ones(1, 3)
+    RowOptimiser.fresh("adam", rows).step(rows, torch.zeros(1, 3), 0.1)
+    assert rows.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_the_schedule_is_half_a_cosine() -> None:
+    rates = [learning_rate(0.2, "cosine", t, 10) for t in range(10)]
+    assert rates[0] == 0.2
+    assert rates == sorted(rates, reverse=True)
+    assert rates[5] == pytest.approx(0.1)
+    assert rates[9] == pytest.approx(0.1 * (1 + math.cos(0.9 * math.pi)))
+    assert learning_rate(0.2, "constant", 7, 10) == 0.2

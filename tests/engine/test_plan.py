@@ -1,0 +1,145 @@
+"""Who takes part, where they are cut, and which samples form their batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pmsfl.engine.plan import Keys, assign_depths, batch_positions, plan_round
+from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream, root
+from pmsfl.recipe import Recipe
+
+KEYS = Keys.of_seed(0)
+relaxed = settings(deadline=None, max_examples=60)
+
+
+# --- batches
+
+
+@relaxed
+@given(st.integers(1, 20), st.integers(1, 12), st.integers(1, 9), st.integers(0, 99))
+def test_every_batch_is_full_and_no_sample_comes_twice_before_all_came_once(
+    samples: int, steps: int, batch: int, seed: int
+) -> None:
+    positions = batch_positions(root(seed, Stream.BATCHES), samples, steps, batch)
+    assert positions.shape == (steps, batch)
+    stream = positions.flatten().tolist()
+    for i in range(0, len(stream), samples):
+        part = stream[i : i + samples]
+        assert len(set(part)) == len(part)
+        assert set(part) <= set(range(samples))
+
+
+def test_each_pass_has_an_order_of_its_own() -> None:
+    stream = batch_positions(root(0, Stream.BATCHES), 20, 4, 10).reshape(2, 20)
+    assert not torch.equal(stream[0], stream[1])
+    other = batch_positions(root(1, Stream.BATCHES), 20, 4, 10).reshape(2, 20)
+    assert not torch.equal(stream[0], other[0])
+
+
+def test_more_steps_begin_with_the_same_batches() -> None:
+    key = root(0, Stream.BATCHES)
+    assert torch.equal(batch_positions(key, 7, 2, 3), batch_positions(key, 7, 9, 3)[:2])
+
+
+# --- depths
+
+
+def test_depths_are_read_in_all_three_ways() -> None:
+    assert assign_depths("2", 3, 4) == (2, 2, 2)
+    assert assign_depths("1,4,2", 3, 4) == (1, 4, 2)
+    assert assign_depths("1:1:1:1", 8, 4) == (1, 2, 3, 4, 1, 2, 3, 4)
+    assert assign_depths("0:1:0:3", 4, 4) == (2, 4, 4, 4)
+
+
+@relaxed
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(any), st.integers(1, 60))
+def test_ratios_are_kept_to_within_one_client(shares: list[int], clients: int) -> None:
+    counts = Counter(assign_depths(":".join(map(str, shares)), clients, 4))
+    assert counts.total() == clients
+    for depth, share in enumerate(shares, start=1):
+        assert abs(counts[depth] - clients * share / sum(shares)) <= 1
+        assert share or not counts[depth]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("5", "take 1 to 4"),
+        ("0", "take 1 to 4"),
+        ("-1", "take 1 to 4"),
+        ("1,2", "2 numbers for 3 clients"),
+        ("1,2,9", "9 is no cut"),
+        ("1:1:1:1:1", "at most 4 parts"),
+        ("0:0", "not all 0"),
+        ("1:-1", "none negative"),
+        ("two", "one number per client"),
+        ("1:x", "one number per client"),
+        ("", "one number per client"),
+        ("nan:1", "depths = 'nan:1'"),
+        ("inf:1", "depths = 'inf:1'"),
+    ],
+)
+def test_depths_that_cannot_be_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(PmsflError, match=message):
+        assign_depths(spec, 3, 4)
+
+
+# --- cohorts
+
+
+def test_a_cohort_larger_than_the_federation_is_refused() -> None:
+    sizes = np.array([3, 0, 4])
+    with pytest.raises(PmsflError, match="cohort = 3: only 2 clients have training data"):
+        plan_round(Recipe(cohort=3), KEYS, 0, sizes, (1, 1, 1))
+
+
+def test_a_federation_without_training_data_is_refused() -> None:
+    with pytest.raises(PmsflError, match="no client has any training data"):
+        plan_round(Recipe(), KEYS, 0, np.zeros(3, dtype=int), (1, 1, 1))
+
+
+def test_clients_without_data_are_never_sampled_and_all_others_are() -> None:
+    sizes = np.array([3, 0, 4, 5, 0, 9])
+    plans = [plan_round(Recipe(cohort=2), KEYS, t, sizes, (1,) * 6) for t in range(60)]
+    counts = Counter(c for p in plans for c in p.clients)
+    assert counts.keys() == {0, 2, 3, 5}
+    assert all(len(set(p.clients)) == 2 for p in plans)
+    assert min(counts.values()) > 15  # 30 expected
+
+
+@pytest.mark.parametrize(("share", "clients", "size"), [(0.1, 20, 2), (0.1, 3, 1), (0.0, 9, 1), (1.0, 5, 5), (0.29, 100, 29)])
+def test_participation_is_a_share_of_the_clients(share: float, clients: int, size: int) -> None:
+    plan = plan_round(Recipe(participation=share), KEYS, 0, np.full(clients, 8), (1,) * clients)
+    assert len(plan.clients) == size
+
+
+@relaxed
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 3), st.integers(2, 8), st.integers(0, 9))
+def test_the_clients_still_at_work_are_always_the_first(sizes: list[int], epochs: int, batch: int, round_: int) -> None:
+    depths = tuple(1 + i % 3 for i in range(len(sizes)))
+    recipe = Recipe(epochs=epochs, batch=batch, participation=1.0)
+    plan = plan_round(recipe, KEYS, round_, np.array(sizes), depths)
+    assert list(plan.steps) == sorted(plan.steps, reverse=True)
+    assert sorted(plan.clients) == list(range(len(sizes)))
+    for c, d, r in zip(plan.clients, plan.depths, plan.steps, strict=True):
+        assert (r - 1) * batch < epochs * sizes[c] <= r * batch
+        assert d == depths[c]
+    for d, places in plan.groups.items():
+        assert [plan.depths[i] for i in places] == [d] * len(places)
+        assert places == sorted(places)
+    assert list(plan.groups) == sorted(set(plan.depths))
+
+
+def test_a_plan_is_a_function_of_seed_and_round() -> None:
+    def clients(seed: int, round_: int) -> tuple[int, ...]:
+        return plan_round(Recipe(cohort=5), Keys.of_seed(seed), round_, np.full(40, 8), (1,) * 40).clients
+
+    assert clients(0, 3) == clients(0, 3)
+    assert len({clients(s, r) for s in range(3) for r in range(3)}) == 9

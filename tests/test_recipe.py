@@ -1,0 +1,217 @@
+"""Recipes: every knob named, typed and bounded; what is wrong is said with the nearest right."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pmsfl.errors import PmsflError
+from pmsfl.presets import PRESETS
+from pmsfl.recipe import Recipe, RecipeError, nearest, shipped
+
+FIELDS = dataclasses.fields(Recipe)
+
+
+# --- what is wrong is named
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lr_scor=1", "unknown key 'lr_scor': did you mean 'lr_score'"),
+        ("masks.lr_scor=1", "did you mean 'lr_score'"),
+        ("aggregate=dampd", r"aggregate = 'dampd': did you mean 'damped'\? \(allowed: sampled, damped, beta\)"),
+        ("rounds=many", "rounds = 'many': must be a whole number"),
+        ("rounds=2.5", "must be a whole number"),
+        ("rounds=0", "rounds = 0: must be at least 1"),
+        ("lr_score=fast", "must be a number"),
+        ("lr_score=-1", "must be at least 0.0"),
+        ("lr_score=nan", "lr_score = nan"),
+        ("clip=0.5", "must be between 1e-06 and 0.49"),
+        ("clip=0", "must be between"),
+        ("masked_top=maybe", "must be true or false"),
+        ("masked_top", "write it as key=value"),
+        ("seed=-1", "must be between 0"),
+        ("batch=1", "batch norm"),
+        ("version=9", "must be between 1 and 1"),
+        ("preset=papr", "did you mean 'paper'"),
+    ],
+)
+def test_a_bad_override_is_named_with_what_is_allowed(override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load("demo", [override])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": "5"}, "must be a whole number"),
+        ({"rounds": True}, "must be a whole number"),
+        ({"rounds": 5.0}, "must be a whole number"),
+        ({"clip": "0.1"}, "must be a number"),
+        ({"masked_top": 1}, "must be true or false"),
+        ({"method": 3}, "must be text"),
+        ({"nonsense": 3}, "unknown key 'nonsense'"),
+    ],
+)
+def test_values_keep_their_types(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe().replace(**changes)
+
+
+@pytest.mark.parametrize("key", [f.name for f in FIELDS if isinstance(f.default, float)])
+def test_a_number_without_end_is_refused(key: str) -> None:
+    """It could not be written to recipe.toml, so the run could never be resumed."""
+    with pytest.raises(RecipeError, match=key):
+        Recipe.load("demo", [f"{key}=inf"])
+
+
+def test_the_nearest_word_is_offered_or_all_of_them() -> None:
+    assert nearest("sampeld", ("sampled", "damped")) == "did you mean 'sampled'?"
+    assert nearest("xyz", ("b", "a")) == "known: a, b"
+
+
+# --- types
+
+
+def test_overrides_are_read_as_their_key_wants_them() -> None:
+    recipe = Recipe.load(
+        "demo", ["rounds=7", "lr_score=1e-2", "masked_top=TRUE", "run.name = x ", "depths=1,2", "data_path=a=b"]
+    )
+    assert (recipe.rounds, recipe.lr_score, recipe.masked_top) == (7, 0.01, True)
+    assert (recipe.name, recipe.depths, recipe.data_path) == ("x", "1,2", "a=b")
+
+
+def test_whole_numbers_become_numbers_and_depths_become_text() -> None:
+    assert Recipe(lr_score=1).lr_score == 1.0
+    assert isinstance(Recipe(lr_score=1).lr_score, float)
+    assert Recipe(depths=3).depths == "3"  # type: ignore[arg-type]
+    assert Recipe(depths=[1, 2, 2]).depths == "1,2,2"  # type: ignore[arg-type]
+
+
+def test_a_recipe_cannot_be_changed_in_place() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().rounds = 3  # type: ignore[misc]
+    assert Recipe().replace(rounds=3).rounds == 3
+
+
+def test_every_knob_is_documented() -> None:
+    assert all(f.metadata["doc"] and f.metadata["section"] for f in FIELDS)
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_loads_with_every_preset(name: str) -> None:
+    recipe = Recipe.load(name)
+    assert (recipe.name, recipe.preset) == (name, "best")
+    for preset in PRESETS:
+        assert Recipe.load(name, preset=preset).preset == preset
+
+
+def test_the_recipes_of_the_paper_are_shipped() -> None:
+    assert {"demo", "cifar100", "cifar100-depths", "femnist", "femnist-depths"} <= set(shipped())
+
+
+def values_of(field: Any) -> st.SearchStrategy[Any]:
+    meta, default = field.metadata, field.default
+    if meta["choices"]:
+        return st.sampled_from(meta["choices"])
+    if isinstance(default, bool):
+        return st.booleans()
+    if isinstance(default, int):
+        low = max(int(meta["low"] or 0), 2 if field.name == "batch" else 0)
+        return st.integers(low, int(meta["high"] or 10**9))
+    if isinstance(default, float):
+        return st.floats(meta["low"], 1e9 if meta["high"] is None else meta["high"])
+    return st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=8)
+
+
+@given(st.fixed_dictionaries({f.name: values_of(f) for f in FIELDS}))
+@settings(deadline=None, max_examples=60)
+def test_a_recipe_survives_toml(values: dict[str, Any]) -> None:
+    recipe = Recipe(**values)
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+
+
+def test_a_delete_character_survives_toml() -> None:
+    recipe = Recipe(name="a\x7fb")
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+
+
+def written(path: Path, text: str) -> Path:
+    file = path / "my.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_sections_are_headings_only(tmp_path: Path) -> None:
+    file = written(tmp_path, 'seed = 3\n[anything]\nrounds = 2\n[split]\ndepths = [1, 2]\n')
+    recipe = Recipe.load(file)
+    assert (recipe.seed, recipe.rounds, recipe.depths) == (3, 2, "1,2")
+    assert Recipe.load(str(file), ["rounds=4"], seed=5, method=None).replace() == recipe.replace(rounds=4, seed=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[a]\nrounds = 1\n[b]\nrounds = 2\n", "'rounds' is given twice"),
+        ("rounds = 1\n[b]\nrounds = 2\n", "'rounds' is given twice"),
+        ("rounds = 1\nrounds = 2\n", "not valid TOML"),
+        ("rounds = \n", r"my\.toml: not valid TOML"),
+        ("[a]\nround = 2\n", "did you mean 'rounds'"),
+        ("[a]\nrounds = '2'\n", "must be a whole number"),
+        ("[a.b]\nrounds = 2\n", "unknown key 'b'"),
+    ],
+)
+def test_a_bad_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load(written(tmp_path, text))
+
+
+def test_a_file_or_name_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"cannot read recipe .*nothing\.toml: No such file"):
+        Recipe.load(tmp_path / "nothing.toml")
+    with pytest.raises(RecipeError, match="unknown recipe 'demmo': did you mean 'demo'"):
+        Recipe.load("demmo")
+    assert issubclass(RecipeError, PmsflError)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match=r"my\.toml"):
+        Recipe.load(tmp_path / "my.toml")
+
+
+# --- presets
+
+
+@pytest.mark.parametrize("preset", [p for p in PRESETS if p != "best"])
+def test_a_preset_is_laid_over_a_recipe_and_overrides_over_both(preset: str) -> None:
+    recipe = Recipe.load("demo", preset=preset)
+    for key, value in PRESETS[preset].items():
+        assert getattr(recipe, key) == value
+    assert recipe.cohort == Recipe.load("demo").cohort
+    assert Recipe.load("demo", [f"preset={preset}", "lr_score=0.7"]).lr_score == 0.7
+    assert Recipe.load("demo", [f"preset={preset}"], estimator="plain").estimator == "plain"
+
+
+def test_a_preset_named_in_a_file_counts(tmp_path: Path) -> None:
+    """A recipe that calls itself the paper's must be the paper's, but for the keys it sets itself."""
+    recipe = Recipe.load(written(tmp_path, '[run]\npreset = "paper"\nlr_score = 0.5\n'))
+    assert (recipe.preset, recipe.estimator, recipe.lr_score) == ("paper", "paper", 0.5)
+
+
+def test_the_papers_preset_is_the_papers_text() -> None:
+    recipe = Recipe.load("cifar100", preset="paper")
+    assert (recipe.estimator, recipe.aggregate, recipe.lr_score) == ("paper", "sampled", 1e-3)
+    assert (recipe.client_optimiser, recipe.server_optimiser, recipe.lr_server) == ("adam", "adam", 1e-3)
+    assert (recipe.epochs, recipe.batch, recipe.participation, recipe.clients) == (5, 32, 0.1, 100)
+    assert recipe.personal_ratio == 0.0  # off in the CIFAR-100 rows
+    assert Recipe.load("femnist", preset="paper").personal_ratio == 0.5
