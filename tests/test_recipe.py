@@ -152,7 +152,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def test_sections_are_headings_only(tmp_path: Path) -> None:
-    file = written(tmp_path, 'seed = 3\n[anything]\nrounds = 2\n[split]\ndepths = [1, 2]\n')
+    file = written(tmp_path, "seed = 3\n[anything]\nrounds = 2\n[split]\ndepths = [1, 2]\n")
     recipe = Recipe.load(file)
     assert (recipe.seed, recipe.rounds, recipe.depths) == (3, 2, "1,2")
     assert Recipe.load(str(file), ["rounds=4"], seed=5, method=None).replace() == recipe.replace(rounds=4, seed=5)

@@ -100,9 +100,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> pmsfl.Run:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_stopped_by_a_signal_resumes_bit_for_bit(
-    how: signal.Signals, tmp_path: Path, demo: pmsfl.Run
-) -> None:
+def test_a_run_stopped_by_a_signal_resumes_bit_for_bit(how: signal.Signals, tmp_path: Path, demo: pmsfl.Run) -> None:
     out = tmp_path / "run"
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(out), *DEMO],

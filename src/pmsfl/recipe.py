@@ -72,7 +72,7 @@ class Recipe:
         "data",
         choices=("matched", "independent"),
     )
-    test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.0, high=0.9)
+    test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.01, high=0.9)
     min_samples: int = knob(2, "least training samples of a client", "data", low=1)
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
     augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))

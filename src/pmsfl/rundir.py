@@ -64,6 +64,8 @@ class RunDirectory:
         try:
             yield
         except OSError as e:
+            if not (self.path / "metrics.jsonl").exists():
+                raise PmsflError(f"cannot create {self.path}: {e.strerror or e}; choose another --out") from e
             kept = self.checkpoints()
             safe = f"the checkpoint of round {kept[-1][0]} is intact" if kept else "no checkpoint was written yet"
             raise PmsflError(

@@ -151,9 +151,7 @@ def without_norms(*_: object) -> SplitModel:
 
 
 @pytest.mark.parametrize("depths", ["1", "1,2,3,1,2"])
-def test_the_union_returns_each_client_its_own_mean_gradient(
-    depths: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_union_returns_each_client_its_own_mean_gradient(depths: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmsfl.engine.world.make_model", without_norms)
     world = tiny_world(method="splitfed", depths=depths, cohort=5, lr_server=0.0)
     server = Server(world, State.initial(world), world.plan(0))

@@ -20,9 +20,7 @@ def gradient(step: int, row: int, n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(("kind", "momentum"), [("sgd", 0.9), ("sgd", 0.0), ("adam", 0.9)])
-def test_rows_move_as_torch_optim_moves_them_until_they_leave(
-    kind: str, momentum: float, weight_decay: float
-) -> None:
+def test_rows_move_as_torch_optim_moves_them_until_they_leave(kind: str, momentum: float, weight_decay: float) -> None:
     n, lengths = 7, [6, 4, 1]  # rows leave from the end
     start = torch.stack([normal(fold(KEY, 100 + i), n) for i in range(3)])
     rows = start.clone()

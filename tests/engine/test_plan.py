@@ -114,7 +114,9 @@ def test_clients_without_data_are_never_sampled_and_all_others_are() -> None:
     assert min(counts.values()) > 15  # 30 expected
 
 
-@pytest.mark.parametrize(("share", "clients", "size"), [(0.1, 20, 2), (0.1, 3, 1), (0.0, 9, 1), (1.0, 5, 5), (0.29, 100, 29)])
+@pytest.mark.parametrize(
+    ("share", "clients", "size"), [(0.1, 20, 2), (0.1, 3, 1), (0.0, 9, 1), (1.0, 5, 5), (0.29, 100, 29)]
+)
 def test_participation_is_a_share_of_the_clients(share: float, clients: int, size: int) -> None:
     plan = plan_round(Recipe(participation=share), KEYS, 0, np.full(clients, 8), (1,) * clients)
     assert len(plan.clients) == size
@@ -143,3 +145,29 @@ def test_a_plan_is_a_function_of_seed_and_round() -> None:
 
     assert clients(0, 3) == clients(0, 3)
     assert len({clients(s, r) for s in range(3) for r in range(3)}) == 9
+
+
+# --- faults
+
+
+def test_failed_clients_stay_away_late_ones_stop_half_way_and_somebody_is_always_left() -> None:
+    sizes, depths = np.full(12, 40), (1,) * 12
+    calm = Recipe(cohort=6, batch=4, epochs=1)
+    bad = calm.replace(failures=0.3, stragglers=0.3)
+    failed = late = 0
+    for t in range(100):
+        before, after = (plan_round(r, KEYS, t, sizes, depths) for r in (calm, bad))
+        assert set(after.clients) | set(after.failed) == set(before.clients)
+        assert not set(after.clients) & set(after.failed)
+        assert any(after.on_time)
+        for steps, on_time in zip(after.steps, after.on_time, strict=True):
+            assert steps == (10 if on_time else 5)
+        failed += len(after.failed)
+        late += after.on_time.count(False)
+    for count in (failed, late):
+        assert 130 < count < 230  # 180 expected, a little less for the one that is spared
+
+
+def test_when_everything_fails_one_client_still_answers() -> None:
+    plan = plan_round(Recipe(cohort=5, failures=1.0), KEYS, 0, np.full(9, 8), (1,) * 9)
+    assert (len(plan.clients), len(plan.failed), plan.on_time) == (1, 4, (True,))

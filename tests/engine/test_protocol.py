@@ -184,9 +184,7 @@ def bad_uploads(world: World) -> dict[str, bytes]:
 def test_an_upload_that_is_not_what_the_method_sends_is_refused(what: str) -> None:
     world = tiny_world(personal_ratio=0.0)
     with pytest.raises(WireError):
-        Wire(world).read_finish(
-            bad_uploads(world)[what], 2, torch.zeros(world.masked_size(2), dtype=torch.bool)
-        )
+        Wire(world).read_finish(bad_uploads(world)[what], 2, torch.zeros(world.masked_size(2), dtype=torch.bool))
 
 
 def test_a_forged_message_costs_an_error_not_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

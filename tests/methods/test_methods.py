@@ -61,7 +61,7 @@ def test_pm_sfl_runs_frozen_weights_under_a_mask_and_uploads_bits() -> None:
     trained = m.start(theta)
     torch.testing.assert_close(torch.sigmoid(trained), theta)
     effective = m.effective(trained, FROZEN, U)
-    assert torch.equal(effective, FROZEN * (U < torch.sigmoid(trained)))
+    assert torch.equal(effective, FROZEN * (torch.sigmoid(trained) > U))
     assert m.upload(trained, U).unique().tolist() == [0.0, 1.0]
 
 

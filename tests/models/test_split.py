@@ -227,9 +227,7 @@ def test_a_model_that_cannot_be_had_is_named(
         make_model(Recipe(model=name), shape, 3)
 
 
-def test_an_own_model_is_found_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_model_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_tiny_model.py").write_text(
         "from torch import nn\nimport pmsfl\n"
         "def build(classes):\n    return pmsfl.SplitModel([nn.Flatten(), nn.Linear(4, 3)], nn.Linear(3, classes))\n"

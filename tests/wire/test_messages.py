@@ -54,6 +54,8 @@ def test_numbers_on_the_wire_never_change() -> None:
         "PERSONAL": 8,
         "STATISTICS": 9,
         "EVALUATION": 10,
+        "FEATURES": 11,
+        "FEATURE_GRADIENT": 12,
     }
     assert {codec.name: codec.value for codec in Codec} == {
         "FP32": 1,
@@ -154,7 +156,7 @@ def test_trailing_bytes_are_refused(message: Message, extra: bytes) -> None:
         (header(magic=b"PMSG"), "begins with"),
         (header(version=2), "version 2"),
         (header(kind=0), "unknown message kind 0"),
-        (header(kind=11), "unknown message kind 11"),
+        (header(kind=99), "unknown message kind 99"),
         (header(codec=0), "unknown codec 0"),
         (header(codec=200), "unknown codec 200"),
         (header(ndim=9) + bytes(44), "9 dims"),

@@ -61,7 +61,7 @@ def load_samples(path: str | Path) -> tuple[Array, Array | None]:
 def _read(path: Path) -> dict[str, Array]:
     """Return every field of the file; pickled objects are refused."""
     if not path.is_file():
-        raise PmsflError(f"data_path = {path} is not a file; give an .npz file with the fields x and y.")
+        raise PmsflError(f"{path} is not a file; give an .npz file with the field x (and y for training).")
     try:
         # opened here, because numpy leaves a file that is a broken archive open
         with path.open("rb") as file:

@@ -23,9 +23,9 @@ class RoundMetrics:
     mask_entropy: float | None  # mean over coordinates and clients, personal ones included, in bits
     entropy_per_layer: dict[str, float]
     disagree: float | None
-    failed: int  # clients that never answered
-    late: int  # clients whose upload was dropped
     personal: float  # mean share of coordinates that are personal, over the round's clients
+    failed: int = 0  # clients that never answered
+    late: int = 0  # clients whose upload was dropped
 
 
 def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:
@@ -57,7 +57,7 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
         entropy,
         {n: sum(b) / len(b) for n, b in weights.items()},
         sum(crossed) / len(crossed) if crossed else None,
+        sum(kept) / len(kept),
         len(plan.failed),
         len(plan.clients) - sum(plan.on_time),
-        sum(kept) / len(kept),
     )
