@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def tiny_federation(
     lean = rng.standard_normal((classes, *shape))
     x = (rng.standard_normal((total, *shape)) + lean[y]).astype(np.float32)
     ends = np.cumsum([0, *(n for pair in zip(sizes, held, strict=True) for n in pair)])
-    parts = [np.arange(a, b, dtype=np.int64) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    parts = [np.arange(a, b, dtype=np.int64) for a, b in pairwise(ends.tolist())]
     channels = shape[0] if len(shape) == 3 else shape[-1]
     return Federation(
         name="tiny",
@@ -112,6 +113,11 @@ def bottoms_of(world: World, state: State, clients: list[int], steps: list[int])
     view = world.plain_view(depth)
     shared, plain = state.shared[: world.masked_size(depth)], state.plain[view.index[view.shared]]
     return Bottoms(world, state.round, clients, depth, steps, shared, plain, state.bank, True)
+
+
+def distinct(values: Tensor) -> list[float]:
+    """The different values of a tensor, sorted."""
+    return sorted(set(values.flatten().tolist()))
 
 
 def copied(state: State) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     write_tensors(file, some(), {"note": "ü"})
     assert_equal(load_file(file), some())
-    with safe_open(file, "pt") as f:  # type: ignore[no-untyped-call]
+    with safe_open(file, "pt") as f:
         assert f.metadata() == {"note": "ü"}
 
 
@@ -130,8 +131,6 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 @given(st.binary(max_size=60))
 @settings(deadline=None, max_examples=150)
 def test_garbage_is_refused_or_read_but_never_crashes(garbage: bytes) -> None:
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as folder:
         file = Path(folder) / "g.safetensors"
         file.write_bytes(with_header(garbage))

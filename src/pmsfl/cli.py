@@ -38,10 +38,11 @@ def run(
 def compare(
     runs: Annotated[list[Path], Arg("Runs, or directories of runs; the first is the baseline.", metavar="RUN...")],
     *,
+    html: Annotated[Path | None, Arg("Write a page with charts, too.", metavar="FILE.html")] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Compare finished runs: mean and standard error over seeds, differences paired by seed."""
-    comparison.show(runs, as_json)
+    comparison.show(runs, as_json, html)
 
 
 def ls(directory: Annotated[Path, Arg("Where runs lie.", metavar="DIR")] = Path("runs")) -> None:

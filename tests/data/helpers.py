@@ -52,8 +52,7 @@ def leaf_file(users: dict[str, list[int]]) -> dict[str, Any]:
         "users": list(users),
         "num_samples": [len(labels) for labels in users.values()],
         "user_data": {
-            user: {"x": [[label / 100] * 784 for label in labels], "y": labels}
-            for user, labels in users.items()
+            user: {"x": [[label / 100] * 784 for label in labels], "y": labels} for user, labels in users.items()
         },
     }
 

@@ -55,9 +55,7 @@ def test_labels_from_zero_are_kept(tmp_path: Path) -> None:
         (np.tile(["walk", "sit", "fall", "sit"], 10), ("fall", "sit", "walk")),
     ],
 )
-def test_other_labels_are_renumbered_in_order_with_a_note(
-    tmp_path: Path, y: Any, names: tuple[str, ...]
-) -> None:
+def test_other_labels_are_renumbered_in_order_with_a_note(tmp_path: Path, y: Any, names: tuple[str, ...]) -> None:
     source = load_npz(write_npz(tmp_path / "a.npz", y=y))
     assert source.y[:4].tolist() == [2, 1, 0, 1]
     assert source.class_names == names

@@ -81,9 +81,7 @@ def test_the_fingerprint_is_stable_and_notices_every_change(small: Federation) -
         ({"std": (0.0,)}, "above 0"),
     ],
 )
-def test_inconsistent_federations_are_refused(
-    small: Federation, change: dict[str, Any], message: str
-) -> None:
+def test_inconsistent_federations_are_refused(small: Federation, change: dict[str, Any], message: str) -> None:
     with pytest.raises(PmsflError, match=message):
         replace(small, **change)
 

@@ -79,9 +79,7 @@ def test_one_row_goes_to_one_client(function: Partitioner, options: dict[str, An
     k=st.integers(1, 6),
     seed=st.integers(0, 1000),
 )
-def test_pathological_clients_hold_exactly_k_classes(
-    labels: list[int], clients: int, k: int, seed: int
-) -> None:
+def test_pathological_clients_hold_exactly_k_classes(labels: list[int], clients: int, k: int, seed: int) -> None:
     y = np.array(labels)
     present, counts = np.unique(y, return_counts=True)
     # a (client, class) pair needs a row of its own

@@ -11,9 +11,7 @@ from pmsfl.data.split import apportion, cap_rows, draw_matched, split_matched
 
 @settings(max_examples=80, deadline=None)
 @given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=10), total=st.integers(0, 200))
-def test_apportioned_quotas_sum_up_and_stay_within_one_of_the_exact_share(
-    counts: list[int], total: int
-) -> None:
+def test_apportioned_quotas_sum_up_and_stay_within_one_of_the_exact_share(counts: list[int], total: int) -> None:
     c = np.array(counts, np.int64)
     quotas = apportion(c, total, np.random.default_rng(0))
     assert quotas.sum() == (total if c.sum() else 0)
@@ -28,9 +26,7 @@ def test_apportioned_quotas_sum_up_and_stay_within_one_of_the_exact_share(
     fraction=st.floats(0.01, 0.99),
     seed=st.integers(0, 100),
 )
-def test_a_split_is_disjoint_complete_and_leaves_training_rows(
-    labels: list[int], fraction: float, seed: int
-) -> None:
+def test_a_split_is_disjoint_complete_and_leaves_training_rows(labels: list[int], fraction: float, seed: int) -> None:
     y = np.array(labels, np.int64)
     rows = np.arange(len(y))
     (train,), (test,) = split_matched((rows,), y, fraction, seed)

@@ -163,15 +163,23 @@ def test_a_federation_without_any_test_data_has_no_accuracy() -> None:
         assert math.isnan(value)
 
 
+class OneDraw(Evaluator):
+    """Evaluates with one of the masks alone."""
+
+    which = 0
+
+    def weights(self, trained: Tensor, draw: int) -> Tensor:
+        return super().weights(trained, self.which)
+
+
 def test_several_masks_are_averaged_and_their_deviation_told(federation: Federation) -> None:
     world = tiny_world(federation, eval_masks=4)
     state, _, _ = play(world, rounds=2)
     together = Evaluator(world).evaluate(state)
     alone = []
     for draw in range(4):
-        one = Evaluator(world)
-        one.draws = 1
-        one.weights = lambda t, _, d=draw: Evaluator.weights(one, t, d)  # type: ignore[method-assign]
+        one = OneDraw(world)
+        one.draws, one.which = 1, draw
         alone.append(one.evaluate(state).accuracy)
     assert together.accuracy == pytest.approx(np.mean(alone))
     assert together.deviation == pytest.approx(np.std(alone))

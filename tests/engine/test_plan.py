@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,18 +94,18 @@ def test_depths_that_cannot_be_are_refused(spec: str, message: str) -> None:
 
 
 def test_a_cohort_larger_than_the_federation_is_refused() -> None:
-    sizes = np.array([3, 0, 4])
+    sizes = [3, 0, 4]
     with pytest.raises(PmsflError, match="cohort = 3: only 2 clients have training data"):
         plan_round(Recipe(cohort=3), KEYS, 0, sizes, (1, 1, 1))
 
 
 def test_a_federation_without_training_data_is_refused() -> None:
     with pytest.raises(PmsflError, match="no client has any training data"):
-        plan_round(Recipe(), KEYS, 0, np.zeros(3, dtype=int), (1, 1, 1))
+        plan_round(Recipe(), KEYS, 0, [0, 0, 0], (1, 1, 1))
 
 
 def test_clients_without_data_are_never_sampled_and_all_others_are() -> None:
-    sizes = np.array([3, 0, 4, 5, 0, 9])
+    sizes = [3, 0, 4, 5, 0, 9]
     plans = [plan_round(Recipe(cohort=2), KEYS, t, sizes, (1,) * 6) for t in range(60)]
     counts = Counter(c for p in plans for c in p.clients)
     assert counts.keys() == {0, 2, 3, 5}
@@ -118,7 +117,7 @@ def test_clients_without_data_are_never_sampled_and_all_others_are() -> None:
     ("share", "clients", "size"), [(0.1, 20, 2), (0.1, 3, 1), (0.0, 9, 1), (1.0, 5, 5), (0.29, 100, 29)]
 )
 def test_participation_is_a_share_of_the_clients(share: float, clients: int, size: int) -> None:
-    plan = plan_round(Recipe(participation=share), KEYS, 0, np.full(clients, 8), (1,) * clients)
+    plan = plan_round(Recipe(participation=share), KEYS, 0, [8] * clients, (1,) * clients)
     assert len(plan.clients) == size
 
 
@@ -127,7 +126,7 @@ def test_participation_is_a_share_of_the_clients(share: float, clients: int, siz
 def test_the_clients_still_at_work_are_always_the_first(sizes: list[int], epochs: int, batch: int, round_: int) -> None:
     depths = tuple(1 + i % 3 for i in range(len(sizes)))
     recipe = Recipe(epochs=epochs, batch=batch, participation=1.0)
-    plan = plan_round(recipe, KEYS, round_, np.array(sizes), depths)
+    plan = plan_round(recipe, KEYS, round_, sizes, depths)
     assert list(plan.steps) == sorted(plan.steps, reverse=True)
     assert sorted(plan.clients) == list(range(len(sizes)))
     for c, d, r in zip(plan.clients, plan.depths, plan.steps, strict=True):
@@ -141,7 +140,7 @@ def test_the_clients_still_at_work_are_always_the_first(sizes: list[int], epochs
 
 def test_a_plan_is_a_function_of_seed_and_round() -> None:
     def clients(seed: int, round_: int) -> tuple[int, ...]:
-        return plan_round(Recipe(cohort=5), Keys.of_seed(seed), round_, np.full(40, 8), (1,) * 40).clients
+        return plan_round(Recipe(cohort=5), Keys.of_seed(seed), round_, [8] * 40, (1,) * 40).clients
 
     assert clients(0, 3) == clients(0, 3)
     assert len({clients(s, r) for s in range(3) for r in range(3)}) == 9
@@ -151,7 +150,7 @@ def test_a_plan_is_a_function_of_seed_and_round() -> None:
 
 
 def test_failed_clients_stay_away_late_ones_stop_half_way_and_somebody_is_always_left() -> None:
-    sizes, depths = np.full(12, 40), (1,) * 12
+    sizes, depths = [40] * 12, (1,) * 12
     calm = Recipe(cohort=6, batch=4, epochs=1)
     bad = calm.replace(failures=0.3, stragglers=0.3)
     failed = late = 0
@@ -169,5 +168,5 @@ def test_failed_clients_stay_away_late_ones_stop_half_way_and_somebody_is_always
 
 
 def test_when_everything_fails_one_client_still_answers() -> None:
-    plan = plan_round(Recipe(cohort=5, failures=1.0), KEYS, 0, np.full(9, 8), (1,) * 9)
+    plan = plan_round(Recipe(cohort=5, failures=1.0), KEYS, 0, [8] * 9, (1,) * 9)
     assert (len(plan.clients), len(plan.failed), plan.on_time) == (1, 4, (True,))

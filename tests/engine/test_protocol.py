@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from pmsfl.engine import reference
 from pmsfl.engine.client import Finished
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs, estimate, planned_bytes
-from pmsfl.engine.protocol import Wire
+from pmsfl.engine.protocol import Wire, count_encoded
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
@@ -64,10 +63,9 @@ def test_the_ledger_is_the_sum_of_all_encoded_messages(depths: str, monkeypatch:
             key = f"{m.kind.name.lower()}.{direction.value}"
             sent[key] = sent.get(key, 0) + 32 + 4 * len(m.shape) + len(m.payload)
         assert sum(len(m.encode()) for m in split(data)) == len(data)
-        return original(ledger, direction, data)
+        return count_encoded(ledger, direction, data)
 
-    original = reference.count_encoded
-    monkeypatch.setattr(reference, "count_encoded", note)
+    monkeypatch.setattr("pmsfl.engine.reference.count_encoded", note)
     _, ledger, _ = play(tiny_world(depths=depths), ReferenceExecutor)
     assert ledger.as_dict() == sent | {"total": sum(sent.values())}
     assert {"theta.down", "norms.down", "smashed.up", "labels.up", "gradient.down"} < sent.keys()

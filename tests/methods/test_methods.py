@@ -10,7 +10,7 @@ from pmsfl.masks.random import Stream, fold, normal, root, uniform
 from pmsfl.methods import METHODS, Method, make_method
 from pmsfl.recipe import Recipe
 
-from ..conftest import BASIC, play, tiny_world
+from ..conftest import BASIC, distinct, play, tiny_world
 
 P = 400
 FROZEN, SCORES = (normal(root(s, Stream.NOISE), P) for s in (0, 1))
@@ -62,7 +62,7 @@ def test_pm_sfl_runs_frozen_weights_under_a_mask_and_uploads_bits() -> None:
     torch.testing.assert_close(torch.sigmoid(trained), theta)
     effective = m.effective(trained, FROZEN, U)
     assert torch.equal(effective, FROZEN * (torch.sigmoid(trained) > U))
-    assert m.upload(trained, U).unique().tolist() == [0.0, 1.0]
+    assert distinct(m.upload(trained, U)) == [0.0, 1.0]
 
 
 def test_splitfed_pm_uploads_probabilities() -> None:
@@ -95,7 +95,7 @@ def test_a_beta_posterior_is_for_masks_only() -> None:
     m = method("splitfed", aggregate="beta")
     merged, counts = m.merge(FROZEN, torch.full((3, P), -7.0, dtype=torch.float64), ONE, EQUAL, None)
     assert counts is None
-    assert merged.unique().tolist() == [-7.0]
+    assert distinct(merged) == [-7.0]
 
 
 # --- controls
@@ -106,7 +106,7 @@ def test_the_frozen_mask_is_drawn_once_and_never_learned() -> None:
     state, ledger, _ = play(world, rounds=2)
     p = world.masked_size(2)
     mask = state.shared[:p]
-    assert mask.unique().tolist() == [0.0, 1.0]
+    assert distinct(mask) == [0.0, 1.0]
     assert 0.3 < float(mask.mean()) < 0.7
     first, _, _ = play(tiny_world(method="frozen-mask"), rounds=1)
     assert torch.equal(first.shared[:p], mask)

@@ -40,9 +40,7 @@ def float_tensors(draw: st.DrawFn) -> torch.Tensor:
 
 @relaxed
 @given(float_tensors(), st.sampled_from(sorted(FLOATS)))
-def test_float_codecs_are_plain_casts_and_round_trip_predicts_them(
-    tensor: torch.Tensor, codec: Codec
-) -> None:
+def test_float_codecs_are_plain_casts_and_round_trip_predicts_them(tensor: torch.Tensor, codec: Codec) -> None:
     payload = encode_tensor(tensor, codec)
     assert len(payload) == payload_bytes(tuple(tensor.shape), codec)
     received = decode_tensor(payload, tuple(tensor.shape), codec)

@@ -43,7 +43,8 @@ class Evaluation:
     @property
     def accuracy_local_global(self) -> float:
         """The global θ on the clients' own tests: what personalisation has to beat."""
-        return float(np.nanmean(self.per_client_global))
+        tested = self.per_client_global[~np.isnan(self.per_client_global)]
+        return float(tested.mean()) if len(tested) else math.nan
 
 
 @dataclass
@@ -236,7 +237,7 @@ class Evaluator:
         views = w.layout.bottom(job.masked, job.plain, job.depth)
         buffers = {} if statistics is None else statistics.buffers(job.clients)
         own = 0 if job.masked.ndim == 2 else None  # the global bottom is one for all
-        weighted = collecting or w.recipe.statistics == "batch"
+        weighted = self._weighted(collecting, present)
 
         def one(
             views: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, present: Tensor
@@ -260,6 +261,10 @@ class Evaluator:
         sums = {n: tuple(torch.stack(t) for t in zip(*(r[1][n] for r in results), strict=True)) for n in names}
         return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]
 
+    def _weighted(self, collecting: bool, present: Tensor) -> bool:
+        """Do rows need weights? Only where batch statistics are taken and some rows are padding."""
+        return (collecting or self.world.recipe.statistics == "batch") and not bool(present.all())
+
     def _top(
         self,
         state: State,
@@ -274,7 +279,7 @@ class Evaluator:
         w = self.world
         views = w.layout.top(weights, state.plain[w.plain_size(w.cut) :], w.cut)
         buffers = {} if statistics is None else statistics.buffers(None)
-        weighted = collecting or w.recipe.statistics == "batch"
+        weighted = self._weighted(collecting, present)
         context = ForwardContext(present.flatten() if weighted else None, {} if collecting else None)
         with forward_context(context):
             out: Tensor = functional_call(w.model, views | buffers, (q.flatten(0, 1), depth))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from pmsfl.masks.random import fold, uniform
@@ -9,24 +11,31 @@ from pmsfl.models.context import current
 
 
 class KeyedDropout(nn.Module):
-    """Zeroes each element with probability p in training, scaled by 1/(1−p); off where there is no key."""
+    """Zeroes each element with probability p in training, scaled by 1/(1−p); off where there is no key.
 
-    def __init__(self, p: float) -> None:
+    channels: zeroes whole channels (axis 1) instead, as nn.Dropout2d does.
+    """
+
+    def __init__(self, p: float, channels: bool = False) -> None:
         super().__init__()
         self.p = p
+        self.channels = channels
         self.index = 0  # given by SplitModel: two dropouts of one model never share bits
 
     def forward(self, x: Tensor) -> Tensor:
         key = current().dropout_key
         if not self.training or key is None or self.p == 0.0:
             return x
-        keep = uniform(fold(key, self.index), x.numel(), x.dtype).reshape(x.shape) >= self.p
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else x.shape
+        keep = uniform(fold(key, self.index), math.prod(shape), x.dtype).reshape(shape) >= self.p
         return x * keep.to(x.dtype) / (1.0 - self.p)
 
 
 def convert_dropout(module: nn.Module) -> nn.Module:
     """Replace every nn.Dropout in `module` by a keyed one; returns the module."""
-    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+    if isinstance(module, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return KeyedDropout(module.p, channels=True)
+    if isinstance(module, nn.Dropout):
         return KeyedDropout(module.p)
     for name, child in module.named_children():
         setattr(module, name, convert_dropout(child))

@@ -38,8 +38,13 @@ class StaticBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         context = current()
-        if context.sums is not None or context.row_weights is not None:
+        if context.row_weights is not None:
             return self._weighted(x)
+        if context.sums is not None:
+            axes = (0, *range(2, x.ndim))
+            variance, mean = torch.var_mean(x, axes, correction=0)
+            count = mean.new_full((), x.numel() // x.shape[1])
+            context.sums[self.name] = (count, mean, variance * count)
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
@@ -50,7 +55,8 @@ class StaticBN(nn.Module):
         axes = (0, *range(2, x.ndim))
         along = (1, -1, *(1,) * (x.ndim - 2))
         places = x[0, 0].numel()
-        weights = x.new_ones(x.shape[0]) if context.row_weights is None else context.row_weights.to(x.dtype)
+        assert context.row_weights is not None
+        weights = context.row_weights.to(x.dtype)
         rows = weights.reshape(-1, *(1,) * (x.ndim - 1))
         count = weights.sum() * places
         mean = (x * rows).sum(axes) / count.clamp_min(1.0)

@@ -43,35 +43,50 @@ def read_record(path: Path) -> Record | None:
     return Record(recipe.name, recipe.method, recipe.preset, recipe.seed, settings, values)
 
 
-def read_records(places: Sequence[Path]) -> list[Record]:
-    """The finished runs among and below `places`; the others are named in a note."""
+def read_records(places: Sequence[Path]) -> list[tuple[Path, Record]]:
+    """The finished runs among and below `places`, with where they lie; the others are named in a note."""
     records = []
     for path in find_runs(places):
         record = read_record(path)
         if record is None:
             note(f"{path} is not finished; left out")
         else:
-            records.append(record)
+            records.append((path, record))
     if not records:
         raise PmsflError("none of these is a finished run; `pmsfl ls` lists the runs")
     return records
 
 
-def show(places: Sequence[Path], as_json: bool) -> None:
-    """The table, or the same as JSON."""
-    groups = group(read_records(places))
-    baseline = groups[0]
-    gaps = [paired(baseline.by_seed("accuracy"), g.by_seed("accuracy")) for g in groups]
+def show(places: Sequence[Path], as_json: bool, page: Path | None = None) -> None:
+    """The tables, or the same as JSON; `page` names a file for a page with charts."""
+    found = read_records(places)
+    groups = group(record for _, record in found)
+    gaps = differences(groups)
+    if page is not None:
+        from pmsfl.report.page_compare import write_comparison
+
+        write_comparison(page, groups, gaps, found)
     if as_json:
-        return emit_json({"groups": [_as_dict(g, gaps[i] if i else None) for i, g in enumerate(groups)]})
+        content = {"groups": [_as_dict(g, gaps[i] if i else None) for i, g in enumerate(groups)]}
+        return emit_json(content if page is None else content | {"page": page})
+    table("mean ± standard error over seeds; accuracy in percent", *figure_rows(groups))
+    if len(groups) > 1:
+        _show_differences(groups, gaps)
+    return None if page is None else say(f"page: {page}")
+
+
+def differences(groups: Sequence[Group]) -> list[Difference]:
+    """Accuracy of each group minus that of the first, paired by seed."""
+    baseline = groups[0].by_seed("accuracy")
+    return [paired(baseline, g.by_seed("accuracy")) for g in groups]
+
+
+def figure_rows(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """Headers, and a row per group: what it is, and mean ± standard error of its figures."""
     told_apart = any(g.extra for g in groups)
     headers = ["recipe", "method", "preset", *(["settings"] if told_apart else []), "seeds"]
     headers += ["accuracy", "weighted", "global model", "entropy", "bytes", "time"]
-    rows = [[*g.label, *([g.extra] if told_apart else []), *_figures(g)] for g in groups]
-    table("mean ± standard error over seeds; accuracy in percent", headers, rows)
-    if len(groups) > 1:
-        _show_differences(groups, gaps)
-    return None
+    return headers, [[*g.label, *([g.extra] if told_apart else []), *_figures(g)] for g in groups]
 
 
 def _figures(g: Group) -> list[str]:
@@ -94,19 +109,24 @@ def _cell(g: Group, key: str, digits: int) -> str:
     return text if found.error is None else f"{text} ± {found.error:.{digits}f}"
 
 
-def _show_differences(groups: list[Group], gaps: list[Difference]) -> None:
+def difference_rows(groups: Sequence[Group], gaps: Sequence[Difference]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Headers, and a row for every group but the baseline."""
     rows = []
     for g, d in zip(groups[1:], gaps[1:], strict=True):
         change = MISSING if d.mean is None else f"{d.mean:+.2f}"
         error = MISSING if d.error is None else f"{d.error:.2f}"
-        rows.append((_name(g), len(d.seeds), change, error, d.verdict))
-    headers = ("against the baseline", "common seeds", "difference", "standard error", "verdict")
-    table(f"accuracy minus {_name(groups[0])}, paired by seed", headers, rows)
+        rows.append([group_name(g), str(len(d.seeds)), change, error, d.verdict])
+    return ("against the baseline", "common seeds", "difference", "standard error", "verdict"), rows
+
+
+def _show_differences(groups: list[Group], gaps: list[Difference]) -> None:
+    table(f"accuracy minus {group_name(groups[0])}, paired by seed", *difference_rows(groups, gaps))
     if all(len(d.seeds) < 3 for d in gaps[1:]):
         say("a verdict takes at least 3 common seeds: pmsfl run ... -c seed=1")
 
 
-def _name(g: Group) -> str:
+def group_name(g: Group) -> str:
+    """What a group is called."""
     return " ".join((*g.label, g.extra)).rstrip()
 
 

@@ -84,14 +84,16 @@ def line_chart(
     values = [v for s in drawn for _, v in s.known] + [v for s in drawn for b in s.band for v in b[1:]]
     low, high = y.range(values)
     names = [f"{shorten(s.name, LABEL)} {y.show(s.known[-1][1])}" for s in drawn]
-    room = max([text_width(n) for n in names], default=0.0) + 26.0
+    room = max([text_width(n) for n in names], default=0.0) + 32.0
     left = max(text_width(y.show(v)) for v in (low, high)) + 14.0
     height = max(270.0, 15.0 * len(drawn) + 80.0)
     first = 1.0 if whole else min(xs, default=0.0)
-    scale = Scale(first if x.low is None else x.low, max(xs, default=1.0) if x.high is None else x.high, left, width - room)
+    scale = Scale(
+        first if x.low is None else x.low, max(xs, default=1.0) if x.high is None else x.high, left, width - room
+    )
     frame = Frame(scale, Scale(low, high, height - 42.0, 30.0))
     body = [*y_axis(frame, y.label, y.show), *x_axis(frame, x.label, x.show, whole=whole)]
-    body += [_band(frame, s) for s in drawn if s.band] + [_line(frame, s) for s in drawn]
+    body += [_band(frame, s) for s in drawn if s.band] + [_line(frame, s) for s in reversed(drawn)]
     body += _end_labels(frame, drawn, names) + _hover(frame, drawn, xs, x, y)
     what = "; ".join(f"{s.name}: {y.show(s.known[0][1])} to {y.show(s.known[-1][1])}" for s in drawn)
     return svg(title, f"{y.label} by {x.label}. {what}", width, height, body)
@@ -127,7 +129,9 @@ def _end_labels(frame: Frame, drawn: Sequence[Series], names: Sequence[str]) -> 
     out = []
     for s, name, (x, y), place in zip(drawn, names, ends, places, strict=True):
         edge = frame.right
-        out.append(f'<path class="leader {s.css}" d="M{px(x + 5)} {px(y)}L{px(edge + 6)} {px(place)}H{px(edge + 14)}"/>')
+        out.append(
+            f'<path class="leader {s.css}" d="M{px(x + 5)} {px(y)}L{px(edge + 6)} {px(place)}H{px(edge + 14)}"/>'
+        )
         out.append(text(edge + 18.0, place + 3.8, name, "label strong" if s.strong else "label"))
     return out
 
@@ -142,8 +146,17 @@ def _hover(frame: Frame, drawn: Sequence[Series], xs: Sequence[float], x: Axis, 
         before = (frame.x(shown[i - 1]) + frame.x(place)) / 2.0 if i else frame.left
         after = (frame.x(place) + frame.x(shown[i + 1])) / 2.0 if i + 1 < len(shown) else frame.right
         rows = [f"{s.name}: {y.show(t[place])}" for s, t in zip(drawn, tables, strict=True) if place in t]
-        area = rect(before, frame.top, after - before, frame.bottom - frame.top, "area", "\n".join((f"{x.label} {x.show(place)}", *rows)))
-        out.append(f'<g class="hover">{line(frame.x(place), frame.top, frame.x(place), frame.bottom, "rule")}{area}</g>')
+        area = rect(
+            before,
+            frame.top,
+            after - before,
+            frame.bottom - frame.top,
+            "area",
+            "\n".join((f"{x.label} {x.show(place)}", *rows)),
+        )
+        out.append(
+            f'<g class="hover">{line(frame.x(place), frame.top, frame.x(place), frame.bottom, "rule")}{area}</g>'
+        )
     return out
 
 
@@ -194,23 +207,27 @@ def column_chart(title: str, bars: Sequence[Bar], y: Axis, names: tuple[str, str
 
 
 def stacked_rows(
-    title: str, rows: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], show: Format, width: float = HALF
+    title: str, rows: Sequence[tuple[str, Sequence[float]]], parts: Sequence[str], show: Format, keyed: bool = True
 ) -> str:
-    """Horizontal bars, one per row, stacked from parts; the sum stands at the end."""
-    left = max([text_width(shorten(name, LABEL)) for name, _ in rows], default=0.0) + 12.0
+    """Horizontal bars, one per row, stacked from parts; the sum stands at the end. keyed: with a legend."""
+    width = HALF
+    left = max([text_width(shorten(name, LABEL)) for name, _ in rows], default=0.0)
+    left = max(left, 62.0) + 12.0  # charts below each other begin at one place
     most = max([sum(values) for _, values in rows], default=0.0)
     room = max([text_width(show(sum(values))) for _, values in rows], default=0.0) + 14.0
     scale = Scale(0.0, most or 1.0, left, width - room)
-    top, pitch = (28.0, 24.0) if len(parts) > 1 else (4.0, 24.0)
+    top, pitch = (28.0 if keyed else 4.0, 24.0)
     entries = [(f"fill c{i}", "bar", name) for i, name in enumerate(parts)]
-    body = [legend(left, 14.0, entries)] if len(parts) > 1 else []
+    body = [legend(left, 14.0, entries)] if keyed else []
     for i, (name, values) in enumerate(rows):
         y, at = top + i * pitch, 0.0
         body.append(text(left - 8.0, y + 13.0, shorten(name, LABEL), "label", "end"))
         for k, value in enumerate(values):
             if value > 0.0:
                 tip = f"{name}, {parts[k]}: {show(value)}"
-                body.append(rect(scale(at), y + 2.0, max(scale(at + value) - scale(at) - 1.0, 1.0), 15.0, f"fill c{k}", tip))
+                body.append(
+                    rect(scale(at), y + 2.0, max(scale(at + value) - scale(at) - 1.0, 1.0), 15.0, f"fill c{k}", tip)
+                )
                 at += value
         body.append(text(scale(at) + 6.0, y + 13.0, show(sum(values)), "label"))
     what = "; ".join(f"{name}: {show(sum(values))}" for name, values in rows)

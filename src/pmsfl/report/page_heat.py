@@ -38,10 +38,10 @@ class Heat:
 
 def heat_map(title: str, heat: Heat, width: float = WIDE) -> str:
     """Rows down, columns across, a key of the shades above."""
-    names = [shorten(n, 22) for n in heat.rows]
+    names = [shorten(n, 36) for n in heat.rows]
     left = max([text_width(n) for n in names], default=0.0) + 14.0
     columns, rows = max(len(heat.columns), 1), max(len(heat.rows), 1)
-    cell = min((width - left - 12.0) / columns, 40.0)
+    cell = min((width - left - 12.0) / columns, 46.0)
     tall = min(max(420.0 / rows, 6.0), 20.0)
     top = 34.0
     body = [text(0.0, 13.0, heat.row_label, "axis"), _key(heat, width)]

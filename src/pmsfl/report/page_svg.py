@@ -105,7 +105,6 @@ def widened(low: float, high: float, least: float, floor: float, ceiling: float)
 
 def svg(title: str, description: str, width: float, height: float, body: Sequence[str]) -> str:
     """A chart that a screen reader can name and describe."""
-    # `aria-label` rather than <title>: a browser would show the latter over the whole chart, in place of a value's.
     head = f'<svg class="chart" role="img" viewBox="0 0 {px(width)} {px(height)}" width="{px(width)}"'
     names = f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
     return f"{head}>{names}{''.join(body)}</svg>"
@@ -163,7 +162,10 @@ def y_axis(frame: Frame, label: str, show: Format, wanted: int = 5, marks: Seque
     parts = [text(0.0, frame.top - 12.0, label, "axis")]
     for value in found:
         y = frame.y(value)
-        parts += [line(frame.left, y, frame.right, y, "grid"), text(frame.left - 7.0, y + 3.8, show(value), anchor="end")]
+        parts += [
+            line(frame.left, y, frame.right, y, "grid"),
+            text(frame.left - 7.0, y + 3.8, show(value), anchor="end"),
+        ]
     return parts
 
 
@@ -179,7 +181,10 @@ def x_axis(frame: Frame, label: str, show: Format, wanted: int = 8, whole: bool 
         if x - text_width(content) / 2.0 < taken:
             continue
         taken = x + text_width(content) / 2.0 + 6.0
-        parts += [line(x, frame.bottom, x, frame.bottom + 4.0, "base"), text(x, frame.bottom + 17.0, content, anchor="middle")]
+        parts += [
+            line(x, frame.bottom, x, frame.bottom + 4.0, "base"),
+            text(x, frame.bottom + 17.0, content, anchor="middle"),
+        ]
     parts.append(text(frame.right, frame.bottom + 33.0, label, "axis", "end"))
     return parts
 
