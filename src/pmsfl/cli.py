@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 from pmsfl.commands import Arg, Command
-from pmsfl.report import catalogue, comparison, dataview, listing, models, training, using
+from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
 
 RECIPE = Arg("A shipped recipe's name (see `pmsfl recipes`) or a TOML file.", metavar="RECIPE")
 CHANGES = Arg("Change a key: key=value. May be given several times.", short="-c", name="config", metavar="K=V")
+SWEPT = Arg(
+    "Values of a key: key=v1,v2. Where values hold commas, separate them by semicolons: 'depths=1,2;2'.",
+    short="-c",
+    name="config",
+    metavar="K=V,V",
+)
 RUN = Arg("A run's directory.", metavar="RUN")
 CLIENT = Arg("Take this client's own model instead of the global one.", metavar="K")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
@@ -53,6 +59,27 @@ def ls(directory: Annotated[Path, Arg("Where runs lie.", metavar="DIR")] = Path(
 def show(path: Annotated[Path, RUN]) -> None:
     """Show one run: recipe, accuracy over time, mask entropy per layer, bytes."""
     listing.show_run(path)
+
+
+def report(path: Annotated[Path, RUN]) -> None:
+    """Write a run's report.html again: charts of accuracy, entropy, bytes, clients."""
+    training.rewrite_report(path)
+
+
+def sweep(
+    recipe: Annotated[str, RECIPE] = "demo",
+    *,
+    method: Annotated[str | None, Arg("Methods: a,b.", short="-m", metavar="A,B")] = None,
+    changes: Annotated[list[str] | None, SWEPT] = None,
+    seeds: Annotated[int | None, Arg("Seeds 0 to N-1 of every cell; 1 unless told.", metavar="N")] = None,
+    out: Annotated[Path | None, Arg("Where the runs go; sweeps/NAME unless told.", metavar="DIR")] = None,
+    executor: Annotated[str, Arg("cohort is fast, reference is simple.", choices=("cohort", "reference"))] = "cohort",
+    device: Annotated[str, Arg("Where to compute.", choices=("auto", "cpu", "cuda"))] = "auto",
+    jobs: Annotated[int, Arg("Cells at once, each a process with one CPU thread.", metavar="N")] = 1,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Train every combination of methods, values and seeds; call it again to go on where it stopped."""
+    sweeping.sweep(recipe, method, changes or [], seeds, out, executor, device, jobs, as_json)
 
 
 def methods(*, as_json: Annotated[bool, JSON] = False) -> None:
@@ -119,6 +146,8 @@ COMMANDS: dict[str, Command] = {
     "compare": compare,
     "ls": ls,
     "show": show,
+    "report": report,
+    "sweep": sweep,
     "methods": methods,
     "recipes": recipes,
     "knobs": knobs,

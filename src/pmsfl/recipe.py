@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -224,6 +225,10 @@ class Recipe:
             values[_known(key)] = value
         return Recipe(**values)
 
+    def overridden(self, overrides: Iterable[str], **changes: Any) -> Recipe:
+        """A copy with `key=value` texts, then keyword changes, put in."""
+        return self.replace(**dict(_parse_override(o) for o in overrides), **changes)
+
     def to_toml(self) -> str:
         """The resolved recipe as TOML, every key with its section."""
         lines: list[str] = []
@@ -233,13 +238,16 @@ class Recipe:
                 section = f.metadata["section"]
                 lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
             value = getattr(self, f.name)
-            lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}")
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML wants it escaped
+            lines.append(f"{f.name} = {text}")
         return "\n".join(lines) + "\n"
 
     @staticmethod
     def load(source: str | Path, overrides: Iterable[str] = (), **changes: Any) -> Recipe:
         """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes."""
         values = _read(source)
+        if values.get("preset", "best") != "best":  # a preset named in the file lies under the file's own keys
+            values = overlay(_checked("preset", values["preset"]), {}) | values
         chosen = dict(_parse_override(o) for o in overrides)
         chosen |= {_known(k): v for k, v in changes.items() if v is not None}
         preset = chosen.get("preset")
@@ -286,6 +294,8 @@ def _checked(key: str, value: Any) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise RecipeError(f"{key} = {value!r}: must be {_TYPE_NAMES[kind]} ({f.metadata['doc']})")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{key} = {value!r}: must be a finite number ({f.metadata['doc']})")
     choices, low, high = f.metadata["choices"], f.metadata["low"], f.metadata["high"]
     if choices and value not in choices:
         raise RecipeError(f"{key} = {value!r}: {nearest(str(value), choices)} (allowed: {', '.join(choices)})")
@@ -322,6 +332,8 @@ def _read(source: str | Path) -> dict[str, Any]:
             return _flatten(path.read_text(encoding="utf-8"), str(path))
         except OSError as e:
             raise RecipeError(f"cannot read recipe {path}: {e.strerror or e}") from None
+        except UnicodeDecodeError:
+            raise RecipeError(f"cannot read recipe {path}: it is not UTF-8 text") from None
     if str(source) not in shipped():
         raise RecipeError(f"unknown recipe {str(source)!r}: {nearest(str(source), shipped())} (or a .toml file)")
     text = (resources.files("pmsfl") / "recipes" / f"{source}.toml").read_text(encoding="utf-8")

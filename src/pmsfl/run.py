@@ -103,10 +103,10 @@ class Run:
 
     def state(self) -> State:
         """The state of the newest checkpoint."""
-        found = self.directory.load_checkpoint()
+        found = self.directory.load_checkpoint(lambda tensors, _: State.from_tensors(self.world, tensors))
         if found is None:
             raise PmsflError(f"{self.path} has no checkpoint yet")
-        return State.from_tensors(self.world, found[0])
+        return found
 
 
 @dataclass
@@ -114,15 +114,26 @@ class _Totals:
     """What adds up over rounds and survives a resume."""
 
     ledger: Ledger = field(default_factory=Ledger)
+    rounds: int = 0
     seconds: float = 0.0
     seconds_training: float = 0.0
-    best: float = -math.inf
+    best: float | None = None
     last: dict[str, Any] = field(default_factory=dict)  # newest evaluation
+
+    def after(self, rounds: int, training: float, seconds: float, evaluation: Evaluation | None) -> _Totals:
+        """The totals one round later; these stay as they are, but for the ledger, which both share."""
+        best, last = self.best, self.last
+        if evaluation is not None:
+            last = _evaluation_line(evaluation)
+            if last["accuracy"] is not None:
+                best = max(last["accuracy"], -math.inf if best is None else best)
+        return _Totals(self.ledger, rounds, self.seconds + seconds, self.seconds_training + training, best, last)
 
     def metadata(self) -> dict[str, Any]:
         return {
             "bytes": self.ledger.as_dict(),
             "messages": self.ledger.messages_as_dict(),
+            "rounds": self.rounds,
             "seconds": self.seconds,
             "seconds_training": self.seconds_training,
             "best": self.best,
@@ -132,7 +143,7 @@ class _Totals:
     @staticmethod
     def of(metadata: dict[str, Any]) -> _Totals:
         ledger = Ledger().load(metadata["bytes"], metadata["messages"])
-        rest = {k: metadata[k] for k in ("seconds", "seconds_training", "best", "last")}
+        rest = {k: metadata[k] for k in ("rounds", "seconds", "seconds_training", "best", "last")}
         return _Totals(ledger, **rest)
 
 
@@ -165,7 +176,7 @@ def run(
         if not isinstance(recipe, Recipe):
             resolved = Recipe.load(recipe, overrides, **changes)
         else:
-            resolved = recipe.replace(**changes) if changes else recipe
+            resolved = recipe.overridden(overrides, **changes)
         directory = None
     world = World(resolved, pick_device(device), federation)
     directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
@@ -180,11 +191,19 @@ def _find_resumable(
     if out is not None:
         return RunDirectory.open(Path(out))
     name = recipe.name if isinstance(recipe, Recipe) else Path(recipe).stem
-    start = f"{name}-{changes.get('method') or ''}"
-    found = [p for p in RUNS.glob(f"{start}*") if (p / "recipe.toml").exists() and not (p / "result.json").exists()]
+    method = changes.get("method")
+    found = []
+    for path in RUNS.glob(f"{name}-*"):
+        if not (path / "recipe.toml").exists() or (path / "result.json").exists():
+            continue
+        directory = RunDirectory.open(path)
+        mine = directory.recipe()
+        if mine.name == name and method in (None, mine.method):
+            found.append((path.stat().st_mtime, directory))
     if not found:
-        raise PmsflError(f"no unfinished run of {start!r} under {RUNS}/; name its directory with --out")
-    return RunDirectory.open(max(found, key=lambda p: (p / "metrics.jsonl").stat().st_mtime))
+        of = name if method is None else f"{name} with {method}"
+        raise PmsflError(f"no unfinished run of {of} under {RUNS}/; name its directory with --out")
+    return max(found, key=lambda pair: pair[0])[1]
 
 
 class _Trainer:
@@ -209,10 +228,11 @@ class _Trainer:
         else:
             for line in differences(then, now):
                 self.listener.on_note(line)
-        found = self.directory.load_checkpoint()
+        found = self.directory.load_checkpoint(
+            lambda tensors, about: (State.from_tensors(self.world, tensors), _Totals.of(about))
+        )
         if found is not None:
-            self.state = State.from_tensors(self.world, found[0])
-            self.totals = _Totals.of(found[1])
+            self.state, self.totals = found
         self.directory.cut_metrics(self.state.round)
 
     def play(self) -> Run:
@@ -236,24 +256,27 @@ class _Trainer:
         return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world.federation)
 
     def _round(self) -> None:
-        began = time.perf_counter()
         before = self.totals.ledger.snapshot()
+        try:
+            self._play_round(before)
+        except BaseException:  # whatever stopped it, its bytes must not be counted twice
+            if self.totals.rounds == self.state.round:
+                self.totals.ledger.load(before.as_dict(), before.messages_as_dict())
+            raise
+
+    def _play_round(self, before: Ledger) -> None:
+        began = time.perf_counter()
         state, metrics = self.executor.round(self.state)
         trained = time.perf_counter() - began
         done = state.round
         last = done == self.recipe.rounds
         evaluation = self.evaluator.evaluate(state) if last or done % self.recipe.eval_every == 0 else None
-        # From here on the round counts; an interrupt before this line leaves the previous state untouched.
-        self.state = state
-        t = self.totals
-        t.seconds_training += trained
-        t.seconds += time.perf_counter() - began
-        if evaluation is not None:
-            t.best = max(t.best, evaluation.accuracy)
-            t.last = _evaluation_line(evaluation)
+        t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = _metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
         self.directory.append_metrics(line)
+        # From here on the round counts. A line without its checkpoint is cut off when the run resumes.
+        self.totals, self.state = t, state
         if last or done % self.recipe.checkpoint_every == 0:
             self._save()
         self._warn(metrics)
@@ -325,17 +348,17 @@ def _metrics_line(m: RoundMetrics, sent: dict[str, int]) -> dict[str, Any]:
 
 
 def _evaluation_line(e: Evaluation) -> dict[str, Any]:
-    def clean(values: Any) -> list[float | None]:
-        return [None if math.isnan(v) else float(v) for v in values]
+    def clean(value: float) -> float | None:
+        return None if math.isnan(value) else float(value)  # JSON knows no NaN
 
     return {
-        "accuracy": e.accuracy,
-        "accuracy_weighted": e.accuracy_weighted,
-        "accuracy_global": e.accuracy_global,
-        "accuracy_local_global": e.accuracy_local_global,
-        "deviation": e.deviation,
-        "per_client": clean(e.per_client),
-        "per_client_global": clean(e.per_client_global),
+        "accuracy": clean(e.accuracy),
+        "accuracy_weighted": clean(e.accuracy_weighted),
+        "accuracy_global": clean(e.accuracy_global),
+        "accuracy_local_global": clean(e.accuracy_local_global),
+        "deviation": clean(e.deviation),
+        "per_client": [clean(v) for v in e.per_client],
+        "per_client_global": [clean(v) for v in e.per_client_global],
     }
 
 

@@ -11,10 +11,10 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from pmsfl.recipe import Recipe
 from pmsfl.tensorfile import TensorFileError, read_tensors, write_tensors
 
 RUNS = Path("runs")
+T = TypeVar("T")
 
 
 class RunDirectory:
@@ -140,19 +141,20 @@ class RunDirectory:
         """Write a checkpoint atomically, then drop the oldest beyond `keep`."""
         file = self.path / "checkpoints" / f"round-{rounds:06d}.safetensors"
         with self.writing(file.name):
+            file.parent.mkdir(exist_ok=True)
             write_tensors(file, tensors, {"pmsfl": json.dumps(metadata)})
         for _, old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint that can be read, with its metadata; None where there is none."""
+    def load_checkpoint(self, build: Callable[[dict[str, Tensor], dict[str, Any]], T]) -> T | None:
+        """What `build` makes of the newest checkpoint that is whole (tensors, metadata); None where there is none."""
         problems = []
         for _, file in reversed(self.checkpoints()):
             try:
                 tensors, metadata = read_tensors(file)
-                return tensors, json.loads(metadata["pmsfl"])
-            except (TensorFileError, KeyError, ValueError) as e:
-                problems.append(str(e))
+                return build(tensors, json.loads(metadata["pmsfl"]))
+            except (TensorFileError, KeyError, ValueError, RuntimeError, TypeError) as e:
+                problems.append(f"{file.name}: {e}")
         if problems:
             raise PmsflError("no checkpoint can be read: " + "; ".join(problems))
         return None

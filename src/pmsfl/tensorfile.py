@@ -5,12 +5,12 @@ a JSON header, raw little-endian data. Nothing in it can execute, and GPU machin
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +90,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         header = json.loads(data[8 : 8 + size])
         metadata = header.pop("__metadata__", {})
         tensors = {name: _tensor(entry, body) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        if not isinstance(metadata, dict):
+            raise ValueError("its metadata is no mapping")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, RuntimeError) as e:
         raise TensorFileError(f"{path}: damaged safetensors file ({e})") from None
     return tensors, metadata
 
@@ -100,7 +102,7 @@ def _tensor(entry: dict[str, object], body: memoryview) -> Tensor:
     shape = [int(n) for n in entry["shape"]]  # type: ignore[attr-defined]
     start, stop = (int(n) for n in entry["data_offsets"])  # type: ignore[attr-defined]
     width = torch.empty((), dtype=dtype).element_size()
-    expected = width * int(np.prod(shape, dtype=np.int64)) if all(n >= 0 for n in shape) else -1
+    expected = width * math.prod(shape) if all(n >= 0 for n in shape) else -1
     if not 0 <= start <= stop <= len(body) or stop - start != expected:
         raise ValueError("a tensor's bytes are missing or do not fit its shape")
     raw = torch.frombuffer(bytearray(body[start:stop]), dtype=torch.uint8) if stop > start else None

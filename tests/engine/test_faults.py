@@ -7,6 +7,7 @@ import torch
 
 from pmsfl.engine.budget import parse_budgets
 from pmsfl.errors import PmsflError
+from pmsfl.models.inspect import cut_cost
 from tests.conftest import play, tiny_world
 
 
@@ -60,10 +61,18 @@ def test_what_a_late_client_learned_does_not_reach_the_merge() -> None:
 
 def test_budgets_choose_the_deepest_cut_that_fits() -> None:
     world = tiny_world(depths="auto", budgets="0.5/0.0007,server")
-    small, large = world.depths[0], world.depths[1]
-    assert large == 4
-    assert small < large
-    assert world.depths == (small, large, small, large, small) or len(set(world.depths[0::2])) <= 4
+    costs = {d: cut_cost(world.model, world.input_shape, d, 6) for d in range(1, 5)}
+
+    def affordable(client: int, depth: int) -> bool:
+        work = -(-int(world.sizes[client]) // 6) * 6
+        return costs[depth].memory_bytes() <= 0.5e6 and costs[depth].flops_per_sample * work <= 0.0007e9
+
+    assert world.depths[1::2] == (4, 4)
+    for client in (0, 2, 4):
+        depth = world.depths[client]
+        assert affordable(client, depth)
+        assert depth == 4 or not affordable(client, depth + 1)
+    assert min(world.depths) < 4
     assert any(line.startswith("depths: ") for line in world.notes())
 
 

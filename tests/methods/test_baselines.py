@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -138,7 +140,7 @@ def test_merge_all_blends_the_servers_copy_in() -> None:
 
 
 def test_compensation_changes_only_layers_some_clients_do_not_hold() -> None:
-    changes = {"depths": "1,2,3,4,2", "cohort": 5, "personal_ratio": 0.0}
+    changes: dict[str, Any] = {"depths": "1,2,3,4,2", "cohort": 5, "personal_ratio": 0.0}
     with_it = play(tiny_world(compensation=True, **changes), rounds=1)[0]
     without = play(tiny_world(compensation=False, **changes), rounds=1)[0]
     held_by_all = tiny_world(**changes).masked_size(1)

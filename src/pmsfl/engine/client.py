@@ -30,8 +30,20 @@ class Finished:
     fresh: Tensor  # [K, P] bool: coordinates that became personal in this round
     plain: Tensor  # [K, q]: the shared plain parameters, in the order of PlainView.shared
     memories: list[Memory]
-    entropy: Tensor | None  # [layers]: mean entropy of the masks they sample, in bits
-    disagree: Tensor | None  # []: share of coordinates that crossed 0.5
+    entropy: Tensor | None  # [K, layers]: mean entropy of the masks each samples, in bits
+    disagree: Tensor | None  # [K]: share of coordinates that crossed 0.5
+
+    def take(self, rows: list[int]) -> Finished:
+        """Only some of the clients."""
+        return Finished(
+            self.values[rows],
+            self.contributes[rows],
+            self.fresh[rows],
+            self.plain[rows],
+            [self.memories[i] for i in rows],
+            None if self.entropy is None else self.entropy[rows],
+            None if self.disagree is None else self.disagree[rows],
+        )
 
 
 class Bottoms:
@@ -213,13 +225,13 @@ class Bottoms:
             self.plain[:, self.view.shared],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
             None if after is None else self._entropy(after),
-            None if after is None or self.before is None else disagree(self.before, after).to(w.dtype).mean(),
+            None if after is None or self.before is None else _mean(disagree(self.before, after).to(w.dtype)),
         )
 
     def _participations(self, memory: Memory | None) -> int:
         r = self.world.recipe
         before = 0 if memory is None else memory.participations
-        return before + (self.round >= math.ceil(r.agreement * r.rounds))
+        return before + (self.round >= math.ceil(r.agreement * r.rounds - 1e-9))
 
     def _memory(self, i: int, personal: Tensor, participations: int) -> Memory:
         r = self.world.recipe
@@ -233,4 +245,10 @@ class Bottoms:
 
     def _entropy(self, theta: Tensor) -> Tensor:
         bits = entropy_bits(theta)
-        return torch.stack([bits[:, s.offset : s.offset + s.size].mean() for s in self.layers])
+        per_layer = [bits[:, s.offset : s.offset + s.size].mean(1) for s in self.layers]
+        return torch.stack(per_layer, 1) if per_layer else bits
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """Mean of each row, 0 for rows without columns: a bottom may have nothing to mask."""
+    return rows.sum(1) / max(rows.shape[1], 1)

@@ -43,6 +43,7 @@ class CohortExecutor:
             active = {d: sum(r > step for r in steps[d]) for d in groups}
             self.step(server, groups, {d: a for d, a in active.items() if a}, step)
         done = {d: b.finish() for d, b in groups.items()}
+        done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(plan, done)
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
@@ -100,15 +101,20 @@ class CohortExecutor:
         w = self.world
         uploads, memories = Uploads.empty(w, len(plan.clients)), dict[int, Memory]()
         for depth, places in plan.groups.items():
-            rows = [row for row, i in enumerate(places) if plan.on_time[i]]
-            at = torch.tensor([places[row] for row in rows], dtype=torch.int64, device=w.device)
+            on_time = [places[row] for row in self._on_time(plan, depth)]
+            at = torch.tensor(on_time, dtype=torch.int64, device=w.device)
             d, view = done[depth], w.plain_view(depth)
             p = d.values.shape[1]
-            uploads.values[at, :p], uploads.contributes[at, :p] = d.values[rows], d.contributes[rows]
+            uploads.values[at, :p], uploads.contributes[at, :p] = d.values, d.contributes
             sent = view.index[view.shared]
-            uploads.plain[at.unsqueeze(1), sent] = d.plain[rows]
+            uploads.plain[at.unsqueeze(1), sent] = d.plain
             uploads.plain_held[at.unsqueeze(1), sent] = True
-            for row in rows:
+            for row, i in enumerate(on_time):
                 count(self.ledger, Direction.UP, self.wire.finish_bytes(d, row))
-                memories[plan.clients[places[row]]] = d.memories[row]
+                memories[plan.clients[i]] = d.memories[row]
         return uploads, memories
+
+    @staticmethod
+    def _on_time(plan: RoundPlan, depth: int) -> list[int]:
+        """Rows of a depth group whose upload counts."""
+        return [row for row, i in enumerate(plan.groups[depth]) if plan.on_time[i]]

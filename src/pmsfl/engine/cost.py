@@ -75,7 +75,8 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
 
 def _finish_bytes(world: World, wire: Wire, depth: int) -> dict[Kind, int]:
     out = {}
-    size = (world.masked_size(depth),)
+    kept = world.method.personal_at_start(world.layout.layers(depth), world.masked_size(depth))
+    size = (int((~kept).sum()),)
     if world.method.uploads == "bits":
         out[Kind.MASK] = length(Kind.MASK, size, Codec.PACKED_BITS)
     elif wire.sends_shared:

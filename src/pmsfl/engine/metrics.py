@@ -36,28 +36,28 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
             f"round {plan.round + 1}: the loss is {loss}; lower lr_server, lr_client or lr_score and resume "
             "from the last checkpoint"
         )
-    weights: dict[str, list[float]] = {}
+    bits: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
-    crossed = []
+    crossed: list[float] = []
+    kept: list[float] = []
     for d in done:
-        clients = d.values.shape[0]
-        if d.entropy is not None:
-            for slot, bits in zip(world.layout.masked, d.entropy.tolist(), strict=False):
-                weights.setdefault(slot.name, []).extend([bits] * clients)
+        if d.entropy is not None and d.entropy.numel():
+            for slot, column in zip(world.layout.masked, d.entropy.T.tolist(), strict=False):
+                bits.setdefault(slot.name, []).extend(column)
                 sizes[slot.name] = slot.size
         if d.disagree is not None:
-            crossed += [float(d.disagree)] * clients
-    total = sum(sizes[n] * len(b) for n, b in weights.items())
-    entropy = sum(sizes[n] * sum(b) for n, b in weights.items()) / total if total else None
-    kept = [float(1.0 - d.contributes.double().mean()) for d in done for _ in range(d.values.shape[0])]
+            crossed += d.disagree.tolist()
+        kept += ((~d.contributes).sum(1).double() / max(d.contributes.shape[1], 1)).tolist()
+    total = sum(sizes[n] * len(b) for n, b in bits.items())
+    entropy = sum(sizes[n] * sum(b) for n, b in bits.items()) / total if total else None
     return RoundMetrics(
         plan.round,
         loss,
         server.samples,
         entropy,
-        {n: sum(b) / len(b) for n, b in weights.items()},
+        {n: sum(b) / len(b) for n, b in bits.items()},
         sum(crossed) / len(crossed) if crossed else None,
-        sum(kept) / len(kept),
+        sum(kept) / max(len(kept), 1),
         len(plan.failed),
         len(plan.clients) - sum(plan.on_time),
     )

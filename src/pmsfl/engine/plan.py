@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def cohort_size(recipe: Recipe, eligible: int) -> int:
         raise PmsflError(
             f"cohort = {recipe.cohort}: only {eligible} clients have training data; take at most {eligible}"
         )
-    return recipe.cohort or max(int(recipe.participation * eligible), 1)
+    return recipe.cohort or max(int(recipe.participation * eligible + 1e-9), 1)  # 0.29 · 100 is 28.999…
 
 
 def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], depths: tuple[int, ...]) -> RoundPlan:
@@ -131,7 +132,7 @@ def assign_depths(spec: str, clients: int, deepest: int) -> tuple[int, ...]:
     try:
         if ":" in spec:
             shares = [float(s) for s in spec.split(":")]
-            if len(shares) > deepest or min(shares) < 0 or sum(shares) <= 0:
+            if len(shares) > deepest or min(shares) < 0 or not 0 < sum(shares) < math.inf:
                 raise PmsflError(
                     f"depths = {spec!r}: a ratio has at most {deepest} parts here (the model has {deepest} "
                     "blocks), none negative and not all 0"

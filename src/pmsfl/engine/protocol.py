@@ -35,9 +35,7 @@ class Wire:
 
     def _read(self, data: bytes, kinds: list[Kind]) -> list[Message]:
         messages = split(data)
-        if [m.kind for m in messages] != kinds:
-            found = ", ".join(m.kind.name for m in messages)
-            raise WireError(f"expected {', '.join(k.name for k in kinds)}, got {found or 'nothing'}")
+        _expect(messages, kinds)
         return messages
 
     def _floats(self, m: Message, shape: tuple[int, ...]) -> Tensor:
@@ -101,6 +99,8 @@ class Wire:
             (smashed,) = self._read(data, [Kind.SMASHED])
             return self._floats(smashed, smashed.shape), torch.zeros(smashed.shape[0], dtype=torch.int64)
         smashed, labels = self._read(data, [Kind.SMASHED, Kind.LABELS])
+        if labels.codec != self.world.label_codec:
+            raise WireError(f"LABELS of client {labels.client}: codec {labels.codec.name} is not the run's")
         y = decode_tensor(labels.payload, labels.shape, labels.codec)
         if labels.shape != smashed.shape[:1] or (y.numel() and int(y.max()) >= self.world.federation.classes):
             raise WireError(f"LABELS of client {labels.client}: wrong count, or a class that does not exist")
@@ -164,10 +164,14 @@ class Wire:
         """
         w = self.world
         p, q = w.masked_size(depth), self.norms_size(depth)
-        messages = split(data)
         personal = personal.clone()
-        if messages and messages[0].kind == Kind.PERSONAL:
-            personal[decode_indices(messages.pop(0).payload, p).to(w.device)] = True
+        value_kinds = {"bits": [Kind.MASK], "nothing": []}.get(w.method.uploads, [self.shared_kind])
+        kinds = value_kinds + [Kind.NORMS] * (q > 0)
+        messages = split(data)
+        if messages and messages[0].kind == Kind.PERSONAL and self.sends_shared:
+            first = messages.pop(0)
+            personal[decode_indices(first.payload, p).to(w.device)] = True
+        _expect(messages, kinds)
         values = torch.zeros(p, dtype=w.dtype, device=w.device)
         plain = torch.zeros(q, dtype=w.dtype, device=w.device)
         count = int((~personal).sum())
@@ -176,10 +180,8 @@ class Wire:
                 values[~personal] = unpack_bits(m.payload, count).to(w.device, w.dtype)
             elif m.kind == self.shared_kind:
                 values[~personal] = self._floats(m, (count,))
-            elif m.kind == Kind.NORMS:
-                plain = self._floats(m, (q,))
             else:
-                raise WireError(f"{m.kind.name} does not belong at the end of a round")
+                plain = self._floats(m, (q,))
         return values, ~personal, plain, personal
 
     def finish_bytes(self, done: Finished, i: int) -> dict[Kind, int]:
@@ -198,6 +200,14 @@ class Wire:
         if size := done.plain.shape[1]:
             out[Kind.NORMS] = length(Kind.NORMS, (size,), w.codec)
         return out
+
+
+def _expect(messages: list[Message], kinds: list[Kind]) -> None:
+    """Exactly these kinds in this order, or WireError."""
+    if [m.kind for m in messages] != kinds:
+        found = ", ".join(m.kind.name for m in messages)
+        wanted = ", ".join(k.name for k in kinds)
+        raise WireError(f"expected {wanted or 'nothing'}, got {found or 'nothing'}")
 
 
 def count(ledger: Ledger, direction: Direction, costs: dict[Kind, int], clients: int = 1) -> None:

@@ -50,6 +50,10 @@ class World:
             add_exits(self.model, self.input_shape, self.federation.classes)
         self.model.to(self.device, self.dtype)
         self.layout = self.model.layout
+        if recipe.augment != "none" and len(self.input_shape) != 3:
+            raise PmsflError(
+                f"augment = {recipe.augment!r} is for images [C, H, W]; these have shape {self.input_shape}"
+            )
         self.u_shape = recipe.labels == "u-shape"
         self.depths = self._assign_depths()
         self.mixed = len(set(self.depths)) > 1

@@ -46,5 +46,5 @@ def straight_through(scores: Tensor, mask: Tensor, estimator: Estimator) -> Tens
 
 def entropy_bits(theta: Tensor) -> Tensor:
     """Binary entropy of each θ in bits, 0 at 0 and 1; same shape."""
-    p = theta.clamp(1e-12, 1.0 - 1e-12)
-    return -(p * torch.log2(p) + (1.0 - p) * torch.log2(1.0 - p))
+    nats: Tensor = torch.special.entr(theta) + torch.special.entr(1.0 - theta)
+    return nats / math.log(2.0)

@@ -43,6 +43,7 @@ font-size:24px;font-weight:600;letter-spacing:-.01em;font-variant-numeric:tabula
 .scroll{overflow-x:auto}
 .tall{max-height:420px;overflow:auto;border-top:1px solid var(--edge)}
 svg.chart{display:block;width:100%;height:auto;margin-top:8px;overflow:visible}
+.scroll>svg.chart{min-width:430px}
 .wide .scroll>svg.chart{min-width:780px}
 table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top}
@@ -75,8 +76,8 @@ line.mean{stroke:var(--ink);stroke-dasharray:5 4}
 font-size:12.5px;line-height:1.45;padding:6px 10px;border-radius:6px;max-width:340px}
 @media (max-width:900px){.grid{grid-template-columns:1fr}}
 @media print{body{background:#fff;font-size:12px}main{max-width:none;padding:0}.tile,.card,details{break-inside:avoid}
-.tall{max-height:none}.wide .scroll>svg.chart{min-width:0}.card.long{break-inside:auto}#tip{display:none}
-.tiles{grid-template-columns:repeat(3,1fr)}h2{break-after:avoid}}
+.tall{max-height:none}.scroll>svg.chart,.wide .scroll>svg.chart{min-width:0}.card.long{break-inside:auto}
+#tip{display:none}.tiles{grid-template-columns:repeat(3,1fr)}h2{break-after:avoid}}
 """
 _SHADES = (8, 17, 27, 37, 47, 58, 69, 79, 90, 100)  # per cent of the heat colour
 _DASHES = ("7 4", "2 4", "9 3 2 3")

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from pmsfl.engine.cost import Estimate, estimate
 from pmsfl.engine.world import World, pick_device
+from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import (
     UsageError,
@@ -76,8 +77,26 @@ def train(choice: Choice, out: Path | None, resume: bool, executor: str, as_json
             method=choice.method,
         )
     show_result(done, stream)
+    write_report(done, stream)
     if as_json:
         emit_json(done.result)
+
+
+def write_report(done: Run, stream: TextIO | None) -> None:
+    """The run as a page to look at; a run that is trained does not fail because its page cannot be written."""
+    from pmsfl.report.page import write_page
+
+    try:
+        say(f"report: {write_page(done)}", stream)
+    except (OSError, PmsflError) as e:
+        note(f"no report: {e}")
+
+
+def rewrite_report(path: Path) -> None:
+    """`pmsfl report`: write the page of a run, finished or not, again."""
+    from pmsfl.report.page import write_page
+
+    say(f"report: {write_page(Run.open(path))}")
 
 
 def show_result(done: Run, stream: TextIO | None) -> None:
