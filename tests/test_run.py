@@ -480,3 +480,8 @@ def test_metrics_add_up_to_the_result(whole: pmsfl.Run) -> None:
     assert outcome(whole)["accuracy"] == evaluated[-1]["evaluation"]["accuracy"]
     assert outcome(whole)["accuracy_best"] == max(m["evaluation"]["accuracy"] for m in evaluated)
     assert State.from_tensors(whole.world, read_tensors(whole.directory.checkpoints()[-1][1])[0]).round == ROUNDS
+
+
+def test_a_run_from_python_ends_with_its_page(tmp_path: Path) -> None:
+    run = pmsfl.run(tiny_recipe(rounds=1), out=tmp_path / "run", federation=tiny_federation())
+    assert "<svg" in (run.path / "report.html").read_text()

@@ -147,7 +147,7 @@ class _Totals:
         return _Totals(ledger, **rest)
 
 
-def run(
+def train(
     recipe: Recipe | str | Path = "demo",
     overrides: Iterable[str] = (),
     *,
@@ -159,12 +159,7 @@ def run(
     federation: Federation | None = None,
     **changes: Any,
 ) -> Run:
-    """Train a recipe and return the finished Run.
-
-    recipe: a Recipe, a shipped recipe's name or a TOML file; overrides: `key=value` texts; changes: keys.
-    federation: your own, instead of what the recipe's `data` names. resume: go on with the run in `out`, or
-    with the newest unfinished one of this recipe.
-    """
+    """Train a recipe and return the finished Run; see `pmsfl.run`, which also writes its page."""
     listener = listener or Listener()
     if executor not in EXECUTORS:
         raise PmsflError(f"executor = {executor!r}: {nearest(executor, EXECUTORS)}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from pmsfl.errors import PmsflError
-from pmsfl.run import Interrupted, Listener, run
+from pmsfl.run import Interrupted, Listener, train
 from pmsfl.sweep_plan import Cell, Sweep
 
 FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "accuracy_weighted", "mask_entropy")
@@ -87,7 +87,7 @@ def _play_here(cell: Cell, executor: str, device: str, listener: Listener) -> st
 
     try:
         begun = cell.begun
-        done = run(cell.recipe, out=cell.path, resume=begun, executor=executor, device=device, listener=listener)
+        done = train(cell.recipe, out=cell.path, resume=begun, executor=executor, device=device, listener=listener)
     except Interrupted:
         raise
     except PmsflError as e:

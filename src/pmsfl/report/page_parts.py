@@ -70,7 +70,8 @@ ENTROPY = Axis("bits per mask coordinate", lambda v: f"{v:.2f}", 0.0, 1.0)
 def headline(f: Facts) -> str:
     """Tiles with what the run reached and what it cost."""
     last, line = f.last, f.metrics[-1]
-    best = max((e["evaluation"]["accuracy"] for e in f.evaluated), default=math.nan)
+    reached = (e["evaluation"]["accuracy"] for e in f.evaluated)
+    best = max((a for a in reached if a is not None), default=math.nan)
     entropy = line.get("mask_entropy")
     items = [
         ("Accuracy, own θ", percent(last.get("accuracy")), _about_accuracy(last, best)),

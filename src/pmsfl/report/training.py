@@ -29,7 +29,7 @@ from pmsfl.report.console import (
 )
 from pmsfl.report.listing import aggregation, evaluations
 from pmsfl.report.progress import Watcher, depth_line
-from pmsfl.run import Run, run, set_threads
+from pmsfl.run import Run, set_threads, train
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ def play(choice: Choice, out: Path | None, resume: bool, executor: str, dry: boo
     if dry:
         dry_run(choice, resume, as_json)
     else:
-        train(choice, out, resume, executor, as_json)
+        train_and_tell(choice, out, resume, executor, as_json)
 
 
 # --- training
 
 
-def train(choice: Choice, out: Path | None, resume: bool, executor: str, as_json: bool) -> None:
+def train_and_tell(choice: Choice, out: Path | None, resume: bool, executor: str, as_json: bool) -> None:
     """Train, with progress and a result for people; with as_json they go to stderr and JSON to stdout."""
     stream = sys.stderr if as_json else sys.stdout
     with Watcher(stream, executor) as watcher:
-        done = run(
+        done = train(
             choice.recipe,
             choice.changes,
             out=out,
