@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pmsfl.report.compare import Record, Summary, group, paired, summarise, verdict
+from pmsfl.report.compare import Record, group, paired, verdict
+from pmsfl.report.interval import Summary, summarise
 
 
 def record(method: str, seed: int, accuracy: float, **settings: Any) -> Record:
@@ -33,7 +34,7 @@ def test_pairs_use_common_seeds_only() -> None:
     assert found.seeds == (1, 2, 3)
     assert found.mean == 4.0
     assert found.error == pytest.approx(2.0 / math.sqrt(3.0))
-    assert found.verdict == "better"  # 4 > 2 * 1.1547
+    assert found.verdict == "not separable"  # 4 < 4.303 * 1.1547
 
 
 def test_no_common_seed_is_no_verdict() -> None:
@@ -44,9 +45,10 @@ def test_no_common_seed_is_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("difference", "expected"),
     [
-        (Summary(4.0, 1.9, 3), "better"),
-        (Summary(-4.0, 1.9, 3), "worse"),
-        (Summary(4.0, 2.0, 3), "not separable"),  # exactly two errors are not more than two
+        (Summary(4.0, 0.9, 3), "better"),  # 4.303 errors at three pairs
+        (Summary(-4.0, 0.9, 3), "worse"),
+        (Summary(4.0, 1.0, 3), "not separable"),
+        (Summary(4.0, 1.4, 5), "better"),  # 2.776 errors at five
         (Summary(4.0, 0.1, 2), "not separable"),  # two pairs never do
         (Summary(4.0, None, 1), "not separable"),
         (Summary(0.0, 0.0, 5), "not separable"),  # identical runs

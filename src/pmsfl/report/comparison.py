@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.errors import PmsflError
-from pmsfl.report.compare import Difference, Group, Record, group, paired, summarise
+from pmsfl.report.compare import Difference, Group, Record, group, paired
 from pmsfl.report.console import MISSING, emit_json, human_bytes, human_seconds, note, number, say, table
+from pmsfl.report.interval import summarise
 from pmsfl.report.listing import find_runs
 from pmsfl.rundir import RunDirectory
 

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from pmsfl.report.compare import summarise
-
 CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A mean and its standard error (None with a single value)."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return math.fsum(values) / len(values)
+
+
+def summarise(values: Iterable[float]) -> Summary | None:
+    """Mean and standard error, the deviation taken with n − 1; None without values."""
+    found = list(values)
+    if not found:
+        return None
+    centre = mean(found)
+    if len(found) == 1:
+        return Summary(centre, None, 1)
+    variance = math.fsum((v - centre) ** 2 for v in found) / (len(found) - 1)
+    return Summary(centre, math.sqrt(variance / len(found)), len(found))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl._version import __version__
-from pmsfl.report.compare import Difference, Group, Record, summarise
+from pmsfl.report.compare import Difference, Group, Record
 from pmsfl.report.comparison import difference_rows, figure_rows
 from pmsfl.report.console import human_bytes
+from pmsfl.report.interval import summarise
 from pmsfl.report.page import write_text
 from pmsfl.report.page_charts import Axis, Series, line_chart, stacked_rows
 from pmsfl.report.page_parts import ACCURACY, ENTROPY, LOSS, Metrics, plural, rounds_axis
