@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pmsfl.errors import PmsflError
 from pmsfl.presets import PRESETS
-from pmsfl.recipe import Recipe, RecipeError, nearest, shipped
+from pmsfl.recipe import Recipe, RecipeError
+from pmsfl.recipe_files import nearest, shipped
 
 FIELDS = dataclasses.fields(Recipe)
 

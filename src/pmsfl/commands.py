@@ -17,7 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pmsfl._version import __version__
 from pmsfl.errors import PmsflError
-from pmsfl.recipe import nearest
+from pmsfl.recipe_files import nearest
 from pmsfl.report.console import UsageError, complain, flush, say
 
 Command = Callable[..., None]

@@ -6,18 +6,17 @@ overrides. Sections in the TOML group keys for the reader; names are unique, so 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pmsfl.errors import PmsflError
 from pmsfl.presets import PRESETS, overlay
+from pmsfl.recipe_files import nearest, shipped, shipped_text
 
 RECIPE_VERSION = 1
 
@@ -264,19 +263,6 @@ class Recipe:
 _FIELDS = {f.name: f for f in fields(Recipe)}
 
 
-def shipped() -> list[str]:
-    """Names of the recipes in the package."""
-    folder = resources.files("pmsfl") / "recipes"
-    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that names the closest known word, or all of them if none is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
-
-
 def _known(key: str) -> str:
     name = key.rpartition(".")[2]
     if name not in _FIELDS:
@@ -336,8 +322,7 @@ def _read(source: str | Path) -> dict[str, Any]:
             raise RecipeError(f"cannot read recipe {path}: it is not UTF-8 text") from None
     if str(source) not in shipped():
         raise RecipeError(f"unknown recipe {str(source)!r}: {nearest(str(source), shipped())} (or a .toml file)")
-    text = (resources.files("pmsfl") / "recipes" / f"{source}.toml").read_text(encoding="utf-8")
-    return {"name": str(source)} | _flatten(text, str(source))
+    return {"name": str(source)} | _flatten(shipped_text(str(source)), str(source))
 
 
 def _flatten(text: str, origin: str) -> dict[str, Any]:

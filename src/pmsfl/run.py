@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
-from pmsfl.recipe import Recipe, nearest
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import nearest
 from pmsfl.rundir import RUNS, RunDirectory, differences, versions
+from pmsfl.totals import Totals, metrics_line
 from pmsfl.wire.ledger import Ledger
 
 LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
@@ -109,44 +110,6 @@ class Run:
         return found
 
 
-@dataclass
-class _Totals:
-    """What adds up over rounds and survives a resume."""
-
-    ledger: Ledger = field(default_factory=Ledger)
-    rounds: int = 0
-    seconds: float = 0.0
-    seconds_training: float = 0.0
-    best: float | None = None
-    last: dict[str, Any] = field(default_factory=dict)  # newest evaluation
-
-    def after(self, rounds: int, training: float, seconds: float, evaluation: Evaluation | None) -> _Totals:
-        """The totals one round later; these stay as they are, but for the ledger, which both share."""
-        best, last = self.best, self.last
-        if evaluation is not None:
-            last = _evaluation_line(evaluation)
-            if last["accuracy"] is not None:
-                best = max(last["accuracy"], -math.inf if best is None else best)
-        return _Totals(self.ledger, rounds, self.seconds + seconds, self.seconds_training + training, best, last)
-
-    def metadata(self) -> dict[str, Any]:
-        return {
-            "bytes": self.ledger.as_dict(),
-            "messages": self.ledger.messages_as_dict(),
-            "rounds": self.rounds,
-            "seconds": self.seconds,
-            "seconds_training": self.seconds_training,
-            "best": self.best,
-            "last": self.last,
-        }
-
-    @staticmethod
-    def of(metadata: dict[str, Any]) -> _Totals:
-        ledger = Ledger().load(metadata["bytes"], metadata["messages"])
-        rest = {k: metadata[k] for k in ("rounds", "seconds", "seconds_training", "best", "last")}
-        return _Totals(ledger, **rest)
-
-
 def train(
     recipe: Recipe | str | Path = "demo",
     overrides: Iterable[str] = (),
@@ -207,7 +170,7 @@ class _Trainer:
     def __init__(self, world: World, directory: RunDirectory, executor: str, listener: Listener) -> None:
         self.world, self.directory, self.listener = world, directory, listener
         self.recipe = world.recipe
-        self.totals = _Totals()
+        self.totals = Totals()
         self.state = State.initial(world)
         self._restore()
         self.executor: Executor = EXECUTORS[executor](world, self.totals.ledger)
@@ -224,7 +187,7 @@ class _Trainer:
             for line in differences(then, now):
                 self.listener.on_note(line)
         found = self.directory.load_checkpoint(
-            lambda tensors, about: (State.from_tensors(self.world, tensors), _Totals.of(about))
+            lambda tensors, about: (State.from_tensors(self.world, tensors), Totals.of(about))
         )
         if found is not None:
             self.state, self.totals = found
@@ -267,7 +230,7 @@ class _Trainer:
         last = done == self.recipe.rounds
         evaluation = self.evaluator.evaluate(state) if last or done % self.recipe.eval_every == 0 else None
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
-        line = _metrics_line(metrics, t.ledger.difference(before).as_dict())
+        line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
         self.directory.append_metrics(line)
         # From here on the round counts. A line without its checkpoint is cut off when the run resumes.
@@ -325,36 +288,6 @@ class _Trainer:
             "client_memory": costs.memory_bytes,
             "bytes": t.ledger.as_dict(),
         }
-
-
-def _metrics_line(m: RoundMetrics, sent: dict[str, int]) -> dict[str, Any]:
-    return {
-        "round": m.round + 1,
-        "loss": m.loss,
-        "samples": m.samples,
-        "mask_entropy": m.mask_entropy,
-        "entropy_per_layer": m.entropy_per_layer,
-        "disagree": m.disagree,
-        "failed": m.failed,
-        "late": m.late,
-        "personal": m.personal,
-        "bytes": sent,
-    }
-
-
-def _evaluation_line(e: Evaluation) -> dict[str, Any]:
-    def clean(value: float) -> float | None:
-        return None if math.isnan(value) else float(value)  # JSON knows no NaN
-
-    return {
-        "accuracy": clean(e.accuracy),
-        "accuracy_weighted": clean(e.accuracy_weighted),
-        "accuracy_global": clean(e.accuracy_global),
-        "accuracy_local_global": clean(e.accuracy_local_global),
-        "deviation": clean(e.deviation),
-        "per_client": [clean(v) for v in e.per_client],
-        "per_client_global": [clean(v) for v in e.per_client_global],
-    }
 
 
 def set_threads(threads: int) -> None:

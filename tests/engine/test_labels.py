@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
-from pmsfl.engine.world import label_honesty
+from pmsfl.engine.notes import label_honesty
 from pmsfl.errors import PmsflError
 from pmsfl.wire.ledger import Ledger
 from tests.conftest import play, tiny_federation, tiny_world

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pmsfl.errors import PmsflError
 from pmsfl.models.inspect import cut_cost
 from pmsfl.models.split import SplitModel
-from pmsfl.recipe import Recipe, nearest
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import nearest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,8 @@ from pmsfl.data import load_federation
 from pmsfl.data.federation import Federation
 from pmsfl.engine.augment import augment
 from pmsfl.engine.budget import depths_by_budget
+from pmsfl.engine.notes import label_honesty, notes_of
+from pmsfl.engine.plain import PlainView
 from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, plan_round
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, integers, uniform
@@ -226,44 +227,7 @@ class World:
 
     def notes(self) -> list[str]:
         """Lines a user should know: depths, promises, how batches and clients fit."""
-        return [*self._depth_notes(), *self._label_notes(), *self._method_notes(), *self._batch_notes()]
-
-    def _depth_notes(self) -> list[str]:
-        if not self.mixed and self.recipe.depths != "auto":
-            return []
-        counts = {d: self.depths.count(d) for d in sorted(set(self.depths))}
-        return ["depths: " + ", ".join(f"{n} clients cut after block {d}" for d, n in counts.items())]
-
-    def _label_notes(self) -> list[str]:
-        r = self.recipe
-        if r.labels != "randomised":
-            return []
-        honest = 100.0 * label_honesty(r.label_epsilon, self.federation.classes)
-        return [
-            f"labels: randomised response, ε = {r.label_epsilon:g} per label for the whole run ({honest:.1f} % true)"
-        ]
-
-    def _method_notes(self) -> list[str]:
-        if type(self.method).notes is Method.notes:
-            return []  # planning every round only to say nothing would be a waste
-        times: dict[int, int] = {}
-        for t in range(self.recipe.rounds):
-            for c in self.plan(t).clients:
-                times[c] = times.get(c, 0) + 1
-        per_round = {c: -(-self._steps(c) * self.recipe.batch // int(self.sizes[c])) for c in times}
-        return self.method.notes(max(n * per_round[c] for c, n in times.items()), max(times.values()))
-
-    def _steps(self, client: int) -> int:
-        return -(-self.recipe.epochs * int(self.sizes[client]) // self.recipe.batch)
-
-    def _batch_notes(self) -> list[str]:
-        small = [c for c, n in enumerate(self.sizes) if 0 < n < self.recipe.batch]
-        if not small:
-            return []
-        return [
-            f"{len(small)} of {len(self.sizes)} clients hold fewer samples than the batch of "
-            f"{self.recipe.batch} (client {small[0]}: {self.sizes[small[0]]}); their batches repeat samples"
-        ]
+        return notes_of(self)
 
 
 class ExitRunner(nn.Module):
@@ -275,52 +239,6 @@ class ExitRunner(nn.Module):
 
     def forward(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         return self.model.bottom_with_exits(x, depth)
-
-
-@dataclass(frozen=True)
-class PlainView:
-    """A client's plain parameters: where they stand in the global vector, and what becomes of each.
-
-    Norms are shared, local or frozen as the recipe (or the method) says; classifiers and a head on the client
-    are always trained.
-    """
-
-    index: Tensor  # int64 [q]
-    trained: Tensor  # bool [q]
-    local: Tensor  # bool [q]: trained, and kept by the client
-    bottom: int  # how many of them belong to the bottom; the rest is the head
-
-    @property
-    def shared(self) -> Tensor:
-        """bool [q]: trained, sent and merged."""
-        return self.trained & ~self.local
-
-    @staticmethod
-    def of(world: World, depth: int) -> PlainView:
-        """The view of one depth."""
-        slots = world.layout.plain_slots(depth, world.u_shape)
-        local = world.method.local_plain(slots, depth)
-        norms_train = world.recipe.norms != "frozen"
-        index: list[int] = []
-        trained: list[bool] = []
-        stays: list[bool] = []
-        for s, kept in zip(slots, local, strict=True):
-            classifier = s.block == world.model.depth or s.name.startswith("exits.")
-            index += range(s.offset, s.offset + s.size)
-            trained += [norms_train or classifier] * s.size
-            stays += [kept and (norms_train or classifier)] * s.size
-        flags = {"dtype": torch.bool, "device": world.device}
-        return PlainView(
-            torch.tensor(index, dtype=torch.int64, device=world.device),
-            torch.tensor(trained, **flags),  # type: ignore[arg-type]
-            torch.tensor(stays, **flags),  # type: ignore[arg-type]
-            world.plain_size(depth),
-        )
-
-
-def label_honesty(epsilon: float, classes: int) -> float:
-    """The chance that randomised response tells the truth: e^ε / (e^ε + C − 1)."""
-    return 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
 
 
 def _slice(argument: object, i: int) -> object:

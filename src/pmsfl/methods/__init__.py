@@ -12,7 +12,8 @@ from pmsfl.methods.splitfed import SplitFed
 from pmsfl.methods.splitfed_dp import SplitFedDP
 from pmsfl.methods.splitfed_pm import SplitFedPM
 from pmsfl.methods.standalone import Standalone
-from pmsfl.recipe import Recipe, nearest
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import nearest
 
 METHODS: dict[str, type[Method]] = {
     m.name: m

@@ -17,7 +17,8 @@ from pmsfl.models.resnet import PoolLinear, resnet18
 from pmsfl.models.small import small_cnn
 from pmsfl.models.split import SplitModel
 from pmsfl.models.transformer import MeanLinear, transformer
-from pmsfl.recipe import Recipe, nearest
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import nearest
 
 NAMES = ("small-cnn", "resnet18", "transformer")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pmsfl.errors import PmsflError
 from pmsfl.methods import METHODS
-from pmsfl.recipe import Recipe, nearest, shipped
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import nearest, shipped
 from pmsfl.report.console import emit_json, pairs, say, table
 
 

@@ -1,0 +1,53 @@
+"""A client's plain parameters: norms, biases, exits, a head on the client. Which are trained, kept, shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pmsfl.engine.world import World
+
+
+@dataclass(frozen=True)
+class PlainView:
+    """A client's plain parameters: where they stand in the global vector, and what becomes of each.
+
+    Norms are shared, local or frozen as the recipe (or the method) says; classifiers and a head on the client
+    are always trained.
+    """
+
+    index: Tensor  # int64 [q]
+    trained: Tensor  # bool [q]
+    local: Tensor  # bool [q]: trained, and kept by the client
+    bottom: int  # how many of them belong to the bottom; the rest is the head
+
+    @property
+    def shared(self) -> Tensor:
+        """bool [q]: trained, sent and merged."""
+        return self.trained & ~self.local
+
+    @staticmethod
+    def of(world: World, depth: int) -> PlainView:
+        """The view of one depth."""
+        slots = world.layout.plain_slots(depth, world.u_shape)
+        local = world.method.local_plain(slots, depth)
+        norms_train = world.recipe.norms != "frozen"
+        index: list[int] = []
+        trained: list[bool] = []
+        stays: list[bool] = []
+        for s, kept in zip(slots, local, strict=True):
+            classifier = s.block == world.model.depth or s.name.startswith("exits.")
+            index += range(s.offset, s.offset + s.size)
+            trained += [norms_train or classifier] * s.size
+            stays += [kept and (norms_train or classifier)] * s.size
+        flags = {"dtype": torch.bool, "device": world.device}
+        return PlainView(
+            torch.tensor(index, dtype=torch.int64, device=world.device),
+            torch.tensor(trained, **flags),  # type: ignore[arg-type]
+            torch.tensor(stays, **flags),  # type: ignore[arg-type]
+            world.plain_size(depth),
+        )
