@@ -15,6 +15,17 @@ def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
     return laid
 
 
+_ADAM: dict[str, Any] = {
+    "lr_score": 1e-3,
+    "score_schedule": "constant",
+    "client_optimiser": "adam",
+    "lr_client": 1e-3,
+    "server_optimiser": "adam",
+    "lr_server": 1e-3,
+    "lr_schedule": "constant",
+    "weight_decay": 0.0,
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {"preset": "best"},
     # The paper's text: Adam at 1e-3 for everything, Eq. 4's estimator, Eq. 5's plain mean.
@@ -22,14 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "preset": "paper",
         "estimator": "paper",
         "aggregate": "sampled",
-        "lr_score": 1e-3,
-        "score_schedule": "constant",
-        "client_optimiser": "adam",
-        "lr_client": 1e-3,
-        "server_optimiser": "adam",
-        "lr_server": 1e-3,
-        "lr_schedule": "constant",
-        "weight_decay": 0.0,
+        **_ADAM,
         "schedule": "parallel",
     },
     # The authors' public code: one server step per client batch, a hidden damping of K/N, unpadded stem, test
@@ -40,14 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "estimator": "paper",
         "aggregate": "damped",
         "damping": 0.1,
-        "lr_score": 1e-3,
-        "score_schedule": "constant",
-        "client_optimiser": "adam",
-        "lr_client": 1e-3,
-        "server_optimiser": "adam",
-        "lr_server": 1e-3,
-        "lr_schedule": "constant",
-        "weight_decay": 0.0,
+        **_ADAM,
         "schedule": "sequential",
         "stem_padding": 0,
         "test_split": "independent",

@@ -8,7 +8,6 @@ from torch import Tensor
 from pmsfl.masks.bernoulli import sample, straight_through
 from pmsfl.methods.base import Method
 from pmsfl.methods.pm_sfl import PMSFL
-from pmsfl.methods.splitfed_pm import NeverPersonal
 
 
 class FrozenMask(Method):
@@ -36,13 +35,14 @@ class DenseFrozen(FrozenMask):
         return torch.ones_like(frozen)
 
 
-class ThresholdMask(NeverPersonal, PMSFL):
+class ThresholdMask(PMSFL):
     """FedMask-like: the mask is θ > 0.5, nothing is sampled, nothing is personal."""
 
     name = "threshold-mask"
     summary = "control: learned masks θ > 0.5, never sampled"
     paper = "after FedMask (SenSys 2021)"
     samples_masks = False
+    personalises = False
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
         return frozen * straight_through(trained, trained.detach() > 0, self.recipe.estimator)  # type: ignore[arg-type]

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from pmsfl.methods.base import Method
 from pmsfl.methods.pm_sfl import PMSFL
-from pmsfl.methods.splitfed_pm import NeverPersonal
 
 RAMP = 0.3  # share of the rounds over which distillation comes in
 
 
-class DepthFL(NeverPersonal, PMSFL):
+class DepthFL(PMSFL):
     """Masks are trained, as in the paper's table; a block is averaged over the clients that hold it."""
 
     name = "depthfl"
     summary = "a classifier after every client block, distilled into each other; masks (train=weights: weights)"
     paper = "DepthFL (ICLR 2023)"
+    personalises = False
     compensates = False
     exits = True
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pmsfl.methods.base import Method
 from pmsfl.methods.pm_sfl import PMSFL
-from pmsfl.methods.splitfed_pm import NeverPersonal
 from pmsfl.models.split import Slot
 
 
@@ -28,12 +27,13 @@ class LocalHalf(Method):
         return [local or s.block < depth // 2 for local, s in zip(everywhere, slots, strict=True)]
 
 
-class LGFedAvg(NeverPersonal, LocalHalf, PMSFL):
+class LGFedAvg(LocalHalf, PMSFL):
     """Masks are trained, as in the paper's table; mask bits of the upper half go up."""
 
     name = "lg-fedavg"
     summary = "lower half of the bottom local, upper half shared; masks (train=weights: weights)"
     paper = "LG-FedAvg (2020)"
+    personalises = False
     compensates = False
 
 

@@ -21,6 +21,7 @@ class PMSFL(Method):
     trains: Trains = "scores"
     uploads: Uploads = "bits"
     samples_masks = True
+    personalises = True  # does the personal set grow?
     compensates = True
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class PMSFL(Method):
         noise: Tensor | None,
     ) -> Tensor:
         r = self.recipe
-        if r.personal_ratio == 0.0:
+        if not self.personalises or r.personal_ratio == 0.0:
             return personal
         spans = [(s.offset, s.offset + s.size) for s in layers]
         if r.personal_scope == "global" and spans:
