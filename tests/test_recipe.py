@@ -216,3 +216,8 @@ def test_the_papers_preset_is_the_papers_text() -> None:
     assert (recipe.epochs, recipe.batch, recipe.participation, recipe.clients) == (5, 32, 0.1, 100)
     assert recipe.personal_ratio == 0.0  # off in the CIFAR-100 rows
     assert Recipe.load("femnist", preset="paper").personal_ratio == 0.5
+
+
+def test_depths_and_budgets_may_be_lists_in_a_file() -> None:
+    recipe = Recipe.from_toml('[split]\ndepths = [1, 2, 2]\n[clients]\nbudgets = ["watch", "64/20"]\n')
+    assert (recipe.depths, recipe.budgets) == ("1,2,2", "watch,64/20")

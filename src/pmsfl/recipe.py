@@ -274,7 +274,7 @@ def _checked(key: str, value: Any) -> Any:
     """The value in the key's own type, within its limits, or RecipeError."""
     f = _FIELDS[key]
     kind: type = type(f.default)
-    if key == "depths" and isinstance(value, int | list | tuple):
+    if key in ("depths", "budgets") and isinstance(value, int | list | tuple):
         value = ",".join(map(str, value)) if not isinstance(value, int) else str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
