@@ -43,7 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "preset": "authors",
         "estimator": "paper",
         "aggregate": "damped",
-        "damping": 0.1,
+        "damping": 0.0,  # K/N: stale clients weigh as much as the sampled ones
         **_ADAM,
         "schedule": "sequential",
         "stem_padding": 0,

@@ -144,7 +144,7 @@ class Recipe:
         "masks",
         choices=("sampled", "damped", "beta"),
     )
-    damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean", "masks", low=1e-6, high=1.0)
+    damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean; 0: K/N", "masks", low=0.0, high=1.0)
     beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)
     beta_reset: int = knob(1, "rounds after which `beta` forgets", "masks", low=1)
     min_contributors: int = knob(1, "a coordinate with fewer keeps its value", "masks", low=1)

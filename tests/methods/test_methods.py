@@ -133,3 +133,8 @@ def test_nothing_is_personal_where_the_method_has_no_personalisation(name: str) 
     assert all(not len(m.indices) for m in state.bank.values())
     assert metrics[-1].personal == 0.0
     assert "personal.up" not in ledger.as_dict()
+
+
+def test_a_damping_of_zero_is_the_share_of_clients_in_a_round() -> None:
+    world = tiny_world(aggregate="damped", damping=0.0, cohort=2)
+    assert world.method.mask_aggregator.damping == world.method.float_aggregator.damping == 2 / 5

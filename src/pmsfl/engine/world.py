@@ -15,7 +15,7 @@ from pmsfl.engine.augment import augment
 from pmsfl.engine.budget import depths_by_budget
 from pmsfl.engine.notes import label_honesty, notes_of
 from pmsfl.engine.plain import PlainView
-from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, plan_round
+from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, cohort_size, plan_round
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, integers, uniform
 from pmsfl.methods import Method, make_method
@@ -43,7 +43,7 @@ class World:
         self.device = torch.device(device)
         self.dtype = DTYPES[recipe.dtype]
         self.federation = federation or federation_of(recipe)
-        self.method: Method = make_method(recipe)
+        self.method: Method = make_method(self._with_damping(recipe))
         self.keys = Keys.of_seed(recipe.seed, self.device)
         self.input_shape = tuple(self.federation.x.shape[1:])
         self.model: SplitModel = make_model(recipe, self.input_shape, self.federation.classes)
@@ -68,6 +68,13 @@ class World:
         self._initialise()
         self._exit_runner = ExitRunner(self.model)
         self.why_looped = why_not_vectorised(self.model, self.input_shape, max(self.depths))
+
+    def _with_damping(self, recipe: Recipe) -> Recipe:
+        """The recipe a method sees: a damping of 0 stands for K/N, which is known only with the data at hand."""
+        if recipe.damping > 0.0:
+            return recipe
+        holders = sum(size > 0 for size in self.federation.sizes)
+        return recipe.replace(damping=cohort_size(recipe, max(holders, 1)) / max(self.federation.clients, 1))
 
     def _assign_depths(self) -> tuple[int, ...]:
         r, f = self.recipe, self.federation

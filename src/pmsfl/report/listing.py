@@ -161,7 +161,7 @@ def essentials(recipe: Recipe) -> list[tuple[str, str]]:
 def aggregation(recipe: Recipe) -> str:
     """How uploads are merged, with the damping in use."""
     if recipe.aggregate == "damped":
-        return f"damped, η = {recipe.damping:g}"
+        return f"damped, η = {recipe.damping:g}" if recipe.damping else "damped, η = K/N"
     if recipe.aggregate == "beta":
         return f"beta, prior {recipe.beta_prior:g}, reset every {recipe.beta_reset} round(s); no damping"
     return f"{recipe.aggregate}; no damping"
