@@ -21,19 +21,19 @@ from pmsfl.tensorfile import write_tensors
 EXAMPLE = '''"""Load the exported model and classify one batch. Needs pmsfl for the model's definition only."""
 
 import json
+from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
-from safetensors import safe_open
 
 from pmsfl.models.registry import make_model
 from pmsfl.recipe import Recipe
+from pmsfl.tensorfile import read_tensors  # or safetensors.torch.load_file: the layout is the same
 
-file = {file!r}
-about = json.loads(safe_open(file, "pt").metadata()["pmsfl"])
-recipe = Recipe(model=about["model"], width=about["width"], stem_padding=about["stem_padding"])
+tensors, metadata = read_tensors(Path({file!r}))
+about = json.loads(metadata["pmsfl"])
+recipe = Recipe(**{{k: about[k] for k in ("model", "width", "stem_padding", "norm")}})
 model = make_model(recipe, tuple(about["input_shape"]), about["classes"])
-model.load_state_dict(load_file(file))
+model.load_state_dict(tensors)
 model.eval()
 
 x = torch.zeros(1, *about["input_shape"])  # your samples; images on the 0..1 scale
@@ -72,7 +72,7 @@ def _bottom(evaluator: Evaluator, state: State, client: int | None, draw: int) -
     if client is not None:
         return (w.depths[client], *evaluator.client_weights(state, client, draw))
     depth = max(w.depths)
-    trained = w.method.start(state.shared[: w.masked_size(depth)])
+    trained = w.method.start(w.sent(state.shared, depth))
     return depth, evaluator.weights(trained, draw), evaluator.bottom_plain(state, depth)
 
 
@@ -90,11 +90,12 @@ def model_state(run: Run, client: int | None = None, draw: int = 0) -> dict[str,
         0,
     )
     jobs = evaluator.global_jobs if client is None else evaluator.client_jobs
-    statistics = evaluator.statistics(state, draw, jobs(state, draw, w.train_rows))
+    statistics = evaluator.statistics(state, draw, jobs(state, draw, w.train_rows), always=True)
     buffers = statistics.buffers(None if client is None else [client])
     if statistics.per_client and client is not None:
         buffers = {name: value[0] for name, value in buffers.items()}
-    return {name: value.contiguous() for name, value in (whole | buffers).items()}
+    kept = {n: v for n, v in (whole | buffers).items() if not n.startswith("exits.")}  # training aids only
+    return {name: value.contiguous() for name, value in kept.items()}
 
 
 def export_run(run: Run, client: int | None = None, out: Path | None = None) -> Exported:
@@ -108,6 +109,7 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "model": r.model,
         "width": r.width,
         "stem_padding": r.stem_padding,
+        "norm": r.norm,
         "input_shape": list(w.input_shape),
         "classes": w.federation.classes,
         "mean": list(w.federation.mean),

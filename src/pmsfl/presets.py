@@ -32,6 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "preset": "paper",
         "estimator": "paper",
+        "frozen": "kaiming",
         "aggregate": "sampled",
         **_ADAM,
         "schedule": "parallel",
@@ -42,6 +43,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "authors": {
         "preset": "authors",
         "estimator": "paper",
+        "frozen": "kaiming",
         "aggregate": "damped",
         "damping": 0.0,  # K/N: stale clients weigh as much as the sampled ones
         **_ADAM,

@@ -54,7 +54,9 @@ class Recipe:
     checkpoint_every: int = knob(10, "rounds between checkpoints", "run", low=1)
     keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)
     # --- data
-    data: str = knob("digits", "where samples come from", "data", choices=("digits", "cifar100", "leaf", "npz"))
+    data: str = knob(
+        "digits", "where samples come from", "data", choices=("digits", "cifar100", "cifar10", "leaf", "npz")
+    )
     data_path: str = knob("", "file or directory of that data (not needed for digits)", "data")
     partition: str = knob(
         "owner",
@@ -73,12 +75,12 @@ class Recipe:
         choices=("matched", "independent"),
     )
     test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.01, high=0.9)
-    min_samples: int = knob(2, "least training samples of a client", "data", low=1)
+    min_samples: int = knob(2, "least samples of a client, before its test rows are taken", "data", low=1)
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
     augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))
     # --- model
     model: str = knob("small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model")
-    width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0)
+    width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0, high=65536)
     stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
     frozen: str = knob(
         "kaiming",
@@ -214,8 +216,6 @@ class Recipe:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name)))
-        if self.dtype == "float32" and self.batch < 2:
-            raise RecipeError("batch: 1 leaves batch norm nothing to average; take at least 2")
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with some keys changed; unknown keys and bad values raise RecipeError."""
@@ -245,13 +245,12 @@ class Recipe:
     def load(source: str | Path, overrides: Iterable[str] = (), **changes: Any) -> Recipe:
         """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes."""
         values = _read(source)
-        if values.get("preset", "best") != "best":  # a preset named in the file lies under the file's own keys
-            values = overlay(_checked("preset", values["preset"]), {}) | values
         chosen = dict(_parse_override(o) for o in overrides)
         chosen |= {_known(k): v for k, v in changes.items() if v is not None}
-        preset = chosen.get("preset")
-        if preset is not None:
-            values = overlay(_checked("preset", preset), values)
+        if "preset" in chosen:  # named on the command line: it lies over the file, whose own preset is off
+            values = overlay(_checked("preset", chosen["preset"]), values)
+        elif values.get("preset", "best") != "best":  # named in the file: it lies under the file's own keys
+            values = overlay(_checked("preset", values["preset"]), {}) | values
         return Recipe(**(values | chosen))
 
     @staticmethod

@@ -15,7 +15,7 @@ from pmsfl.data.federation import Federation
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
 from pmsfl.engine.evaluate import Evaluation, Evaluator
-from pmsfl.engine.metrics import RoundMetrics
+from pmsfl.engine.metrics import RoundMetrics, diverged
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World, pick_device
@@ -138,7 +138,13 @@ def train(
         directory = None
     world = World(resolved, pick_device(device), federation)
     directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
-    return _Trainer(world, directory, executor, listener).play()
+    with directory.locked():
+        trainer = _Trainer(world, directory, executor, listener)
+        finished = directory.read_json("result.json")
+        if finished is not None and trainer.state.round >= resolved.rounds:
+            listener.on_note(f"{directory.path} is complete: nothing to resume")
+            return Run(directory.path, resolved, finished, world.device.type, world.federation)
+        return trainer.play()
 
 
 def _find_resumable(
@@ -146,10 +152,14 @@ def _find_resumable(
 ) -> RunDirectory:
     if overrides or {k: v for k, v in changes.items() if v is not None and k != "method"}:
         raise PmsflError("a resumed run keeps its recipe: leave out -c, or start a new run")
-    if out is not None:
-        return RunDirectory.open(Path(out))
-    name = recipe.name if isinstance(recipe, Recipe) else Path(recipe).stem
     method = changes.get("method")
+    if out is not None:
+        directory = RunDirectory.open(Path(out))
+        theirs = directory.recipe().method
+        if method not in (None, theirs):
+            raise PmsflError(f"{out} is a run of {theirs}, not of {method}: leave out -m, or start a new run")
+        return directory
+    name = recipe.name if isinstance(recipe, Recipe) else Path(recipe).stem
     found = []
     for path in RUNS.glob(f"{name}-*"):
         if not (path / "recipe.toml").exists() or (path / "result.json").exists():
@@ -187,7 +197,7 @@ class _Trainer:
             for line in differences(then, now):
                 self.listener.on_note(line)
         found = self.directory.load_checkpoint(
-            lambda tensors, about: (State.from_tensors(self.world, tensors), Totals.of(about))
+            lambda tensors, about: (State.from_tensors(self.world, tensors), Totals.of(about)), self.listener.on_note
         )
         if found is not None:
             self.state, self.totals = found
@@ -226,6 +236,8 @@ class _Trainer:
         began = time.perf_counter()
         state, metrics = self.executor.round(self.state)
         trained = time.perf_counter() - began
+        if not (torch.isfinite(state.shared).all() and torch.isfinite(state.plain).all()):
+            raise diverged(metrics.round, "what was learned is not finite")
         done = state.round
         last = done == self.recipe.rounds
         evaluation = self.evaluator.evaluate(state) if last or done % self.recipe.eval_every == 0 else None

@@ -25,6 +25,11 @@ from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.tensorfile import TensorFileError, read_tensors, write_tensors
 
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
 RUNS = Path("runs")
 T = TypeVar("T")
 
@@ -111,12 +116,15 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         """Every complete line; a last line cut off by a crash is left out."""
         file = self.path / "metrics.jsonl"
-        lines = []
+        lines: list[dict[str, Any]] = []
         for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except ValueError:
                 break
+            if not isinstance(line, dict) or not {"round", "bytes", "loss"} <= line.keys():
+                raise PmsflError(f"{file} is damaged at line {len(lines) + 1}: it is no round of a run")
+            lines.append(line)
         return lines
 
     def cut_metrics(self, rounds: int) -> None:
@@ -146,7 +154,22 @@ class RunDirectory:
         for _, old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    def load_checkpoint(self, build: Callable[[dict[str, Tensor], dict[str, Any]], T]) -> T | None:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else may train in this directory meanwhile. The lock goes with the process, however it ends."""
+        with (self.path / ".lock").open("a") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise PmsflError(f"another process is training in {self.path}; wait for it, or stop it") from None
+            yield
+
+    def load_checkpoint(
+        self,
+        build: Callable[[dict[str, Tensor], dict[str, Any]], T],
+        note: Callable[[str], None] = lambda line: None,
+    ) -> T | None:
         """What `build` makes of the newest checkpoint that is whole (tensors, metadata); None where there is none."""
         problems = []
         for _, file in reversed(self.checkpoints()):
@@ -155,6 +178,7 @@ class RunDirectory:
                 return build(tensors, json.loads(metadata["pmsfl"]))
             except (TensorFileError, KeyError, ValueError, RuntimeError, TypeError) as e:
                 problems.append(f"{file.name}: {e}")
+                note(f"checkpoint passed over: {problems[-1]}")
         if problems:
             raise PmsflError("no checkpoint can be read: " + "; ".join(problems))
         return None

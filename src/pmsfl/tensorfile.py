@@ -8,6 +8,7 @@ import json
 import math
 import os
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class TensorFileError(PmsflError):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write atomically: a temporary file beside it, flushed to the disk, then renamed over it."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    header: dict[str, object] = {}
+    checksum = 0
     offset = 0
     blobs = []
     for name in sorted(tensors):
@@ -51,6 +53,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         }
         offset += size
         blobs.append(t.reshape(-1).view(torch.uint8).numpy())
+        checksum = zlib.crc32(blobs[-1].data, checksum)
+    header["__metadata__"] = dict(metadata) | {"crc32": str(checksum)}
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -92,6 +96,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = {name: _tensor(entry, body) for name, entry in header.items()}
         if not isinstance(metadata, dict):
             raise ValueError("its metadata is no mapping")
+        if "crc32" in metadata and int(metadata.pop("crc32")) != zlib.crc32(body):
+            raise ValueError("its bytes have changed since they were written")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, RuntimeError) as e:
         raise TensorFileError(f"{path}: damaged safetensors file ({e})") from None
     return tensors, metadata

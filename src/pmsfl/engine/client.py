@@ -15,7 +15,7 @@ from torch.func import functional_call
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World, learning_rate
-from pmsfl.masks.bernoulli import entropy_bits
+from pmsfl.masks.bernoulli import entropy_bits, keep_mask
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, uniform
 from pmsfl.methods.depthfl import exit_loss
@@ -76,6 +76,7 @@ class Bottoms:
         self.personal = self.personal.repeat(len(clients), 1)
         self._recall()
         self.start = self.trained.clone()
+        self._round_draw: Tensor | None = None  # with mask_per = "round": gives the same mask in every step
         theta = world.method.theta(self.trained)
         self.before = None if theta is None else theta.clone()
         self._plan_batches(steps)
@@ -140,7 +141,7 @@ class Bottoms:
         self._local_loss: Tensor | None = None
         if not w.method.exits:
             return w.run_bottoms(effective, plain, x, self.depth, dropout, self.vectorised)
-        smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, self.vectorised)
+        smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, dropout, self.vectorised)
         self._local_loss = exit_loss(logits, w.y[self._rows], self.round, w.recipe.rounds)
         return smashed
 
@@ -148,8 +149,12 @@ class Bottoms:
         w = self.world
         if not w.method.samples_masks:
             return None
-        at = step if w.recipe.mask_per == "batch" else 0
-        return uniform(w.keys.client(Stream.FORWARD, ids, self.round, at), self.trained.shape[1], w.dtype)
+        if w.recipe.mask_per == "batch":
+            return uniform(w.keys.client(Stream.FORWARD, ids, self.round, step), self.trained.shape[1], w.dtype)
+        if self._round_draw is None:
+            drawn = uniform(w.keys.client(Stream.FORWARD, self.ids, self.round), self.trained.shape[1], w.dtype)
+            self._round_draw = keep_mask(torch.sigmoid(self.start), drawn)
+        return self._round_draw[: len(ids)]
 
     def answer(self, features: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
         """The U-shape's middle: the head and the loss are here.
@@ -224,8 +229,8 @@ class Bottoms:
             grown & ~self.personal,
             self.plain[:, self.view.shared],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
-            None if after is None else self._entropy(after),
-            None if after is None or self.before is None else _mean(disagree(self.before, after).to(w.dtype)),
+            None if after is None or not method.samples_masks else self._entropy(after),
+            None if after is None or self.before is None else self._disagreement(self.before, after),
         )
 
     def _participations(self, memory: Memory | None) -> int:
@@ -248,7 +253,7 @@ class Bottoms:
         per_layer = [bits[:, s.offset : s.offset + s.size].mean(1) for s in self.layers]
         return torch.stack(per_layer, 1) if per_layer else bits
 
-
-def _mean(rows: Tensor) -> Tensor:
-    """Mean of each row, 0 for rows without columns: a bottom may have nothing to mask."""
-    return rows.sum(1) / max(rows.shape[1], 1)
+    def _disagreement(self, before: Tensor, after: Tensor) -> Tensor:
+        """Of the coordinates each client still shared, the share that crossed 0.5; 0 where it shared none."""
+        shared = ~self.personal
+        return (disagree(before, after) & shared).sum(1) / shared.sum(1).clamp_min(1)

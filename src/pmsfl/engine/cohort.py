@@ -58,7 +58,7 @@ class CohortExecutor:
             [plan.clients[i] for i in places],
             depth,
             [plan.steps[i] for i in places],
-            state.shared[: w.masked_size(depth)],
+            w.sent(state.shared, depth),
             state.plain[view.index[view.shared]],
             state.bank,
             self.vectorised,

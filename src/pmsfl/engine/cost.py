@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 
 import torch
 
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.server import Server
@@ -34,10 +36,16 @@ class Estimate:
 
     costs: ClientCosts
     bytes_planned: dict[str, int]
-    memory_server: int
+    memory_bytes: int  # of the whole process, or on the GPU: the peak that the probe reached
     seconds_per_step: float
-    seconds_total: float
+    seconds_training: float
+    seconds_evaluation: float
     steps_total: int
+
+    @property
+    def seconds_total(self) -> float:
+        """Training and evaluations."""
+        return self.seconds_training + self.seconds_evaluation
 
 
 def client_costs(world: World) -> ClientCosts:
@@ -93,18 +101,48 @@ def estimate(world: World, probe_steps: int = 5) -> Estimate:
     seconds = _probe(world, plans[0], probe_steps)
     work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper
     in_first = len(plans[0].clients)
-    element = torch.empty((), dtype=world.dtype).element_size()
-    k = max(len(p.clients) for p in plans)
-    server = element * (6 * world.layout.masked_size + 4 * world.layout.plain_size)
-    server += k * costs.memory_bytes + world.x.numel() * world.x.element_size()
+    evaluation = _probe_evaluation(world)
     return Estimate(
         costs,
         planned_bytes(world, plans, costs).as_dict(),
-        server,
+        _peak_memory(world),
         seconds,
         seconds * work / in_first,
+        evaluation,
         sum(max(p.steps) for p in plans),
     )
+
+
+def _peak_memory(world: World) -> int:
+    """What the probe needed: steps of the whole cohort, and a part of an evaluation."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@torch.no_grad()
+def _probe_evaluation(world: World, rows_at_most: int = 512) -> float:
+    """Seconds of all evaluations, from the speed of a forward pass over a few clients' data."""
+    state, evaluator = State.initial(world), Evaluator(world)
+    rows = [r[:128] if c < 4 else r[:0] for c, r in enumerate(world.train_rows)]
+    timed = min(sum(len(r) for r in rows), rows_at_most)
+    began = time.perf_counter()
+    statistics = evaluator.statistics(state, 0, evaluator.global_jobs(state, 0, rows))
+    for job in evaluator.global_jobs(state, 0, rows):
+        for _ in evaluator.logits(state, 0, statistics, job):
+            pass
+    per_row = (time.perf_counter() - began) / max(2 * timed, 1)
+    f, r = world.federation, world.recipe
+    own = world.method.uploads == "nothing" or (getattr(world.method, "personalises", False) and r.personal_ratio > 0)
+    tests = sum(len(t) for t in f.test)
+    passes = (2 if own else 1) * (sum(f.sizes) + tests) + len(set(world.depths)) * len(f.global_test)
+    times = -(-r.rounds // r.eval_every)
+    return per_row * passes * evaluator.draws * times
 
 
 def _probe(world: World, plan: RoundPlan, steps: int) -> float:

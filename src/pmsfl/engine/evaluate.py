@@ -126,7 +126,7 @@ class Evaluator:
         """One client's own bottom: weights [P_d] and norms [Q_d]. Without a memory it has the global θ."""
         w = self.world
         depth = w.depths[client]
-        trained = w.method.start(state.shared[: w.masked_size(depth)])
+        trained = w.method.start(w.sent(state.shared, depth))
         memory = state.bank.get(client)
         if memory is not None:
             trained[memory.indices] = memory.values
@@ -150,7 +150,7 @@ class Evaluator:
         """Every client's data under the global bottom."""
         w = self.world
         for depth, chunk in self._chunks(rows):
-            trained = w.method.start(state.shared[: w.masked_size(depth)])
+            trained = w.method.start(w.sent(state.shared, depth))
             masked = self.weights(trained, draw)
             yield Job(chunk, depth, masked, self.bottom_plain(state, depth), [rows[c] for c in chunk])
 
@@ -163,10 +163,13 @@ class Evaluator:
 
     # --- passes
 
-    def statistics(self, state: State, draw: int, jobs: Iterator[Job]) -> Statistics:
-        """Batch-norm statistics over all clients' training data, bottom and top, for this mask."""
+    def statistics(self, state: State, draw: int, jobs: Iterator[Job], always: bool = False) -> Statistics:
+        """Batch-norm statistics over all clients' training data, bottom and top, for this mask.
+
+        always: also where evaluation takes those of the test batch, which no exported model can.
+        """
         statistics = Statistics(self.world)
-        if not self.norms or self.world.recipe.statistics == "batch":
+        if not self.norms or (self.world.recipe.statistics == "batch" and not always):
             return statistics
         self.world.model.train()
         top = self.top_weights(state, draw)
@@ -213,7 +216,7 @@ class Evaluator:
         parts = list(torch.split(rows, ROWS_PER_CLIENT))
         scores = []
         for depth in sorted(set(w.depths)):
-            masked = self.weights(w.method.start(state.shared[: w.masked_size(depth)]), draw)
+            masked = self.weights(w.method.start(w.sent(state.shared, depth)), draw)
             right = 0
             size = ROWS_AT_ONCE // ROWS_PER_CLIENT
             for i in range(0, len(parts), size):

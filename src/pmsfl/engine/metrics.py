@@ -28,14 +28,19 @@ class RoundMetrics:
     late: int = 0  # clients whose upload was dropped
 
 
+def diverged(round_: int, what: str) -> PmsflError:
+    """The error of a training that left the numbers. Resuming would only repeat it: a recipe stays as it is."""
+    return PmsflError(
+        f"round {round_ + 1}: {what}; start a new run with a lower lr_server, lr_client or lr_score "
+        "(-c lr_server=0.01, say)"
+    )
+
+
 def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:
     """The metrics of a round. Raises where the loss is no number: the state before the round is still good."""
     loss = float(server.loss_sum) / max(server.samples, 1)
     if not math.isfinite(loss):
-        raise PmsflError(
-            f"round {plan.round + 1}: the loss is {loss}; lower lr_server, lr_client or lr_score and resume "
-            "from the last checkpoint"
-        )
+        raise diverged(plan.round, f"the loss is {loss}")
     bits: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     crossed: list[float] = []

@@ -40,10 +40,9 @@ class PlainView:
         trained: list[bool] = []
         stays: list[bool] = []
         for s, kept in zip(slots, local, strict=True):
-            classifier = s.block == world.model.depth or s.name.startswith("exits.")
             index += range(s.offset, s.offset + s.size)
-            trained += [norms_train or classifier] * s.size
-            stays += [kept and (norms_train or classifier)] * s.size
+            trained += [norms_train or s.is_classifier] * s.size
+            stays += [kept and (norms_train or s.is_classifier)] * s.size
         flags = {"dtype": torch.bool, "device": world.device}
         return PlainView(
             torch.tensor(index, dtype=torch.int64, device=world.device),

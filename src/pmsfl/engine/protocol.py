@@ -43,7 +43,10 @@ class Wire:
             raise WireError(f"{m.kind.name}: shape {m.shape}, expected {shape}")
         out = decode_tensor(m.payload, m.shape, m.codec, self.world.dtype)
         if not torch.isfinite(out).all():
-            raise WireError(f"{m.kind.name} of client {m.client}, round {m.round}: not finite")
+            raise WireError(
+                f"{m.kind.name} of client {m.client} in round {m.round + 1} is not finite; if training diverged, start "
+                "a new run with a lower lr_server, lr_client or lr_score"
+            )
         return out.to(self.world.device)
 
     def norms_size(self, depth: int) -> int:

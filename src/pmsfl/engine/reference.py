@@ -45,7 +45,7 @@ class ReferenceExecutor:
 
     def _begin(self, state: State, plan: RoundPlan, i: int) -> Bottoms:
         w, client, depth = self.world, plan.clients[i], plan.depths[i]
-        shared, view = state.shared[: w.masked_size(depth)], w.plain_view(depth)
+        shared, view = w.sent(state.shared, depth), w.plain_view(depth)
         data = self.wire.write_start(state.round, client, shared, state.plain[view.index[view.shared]])
         count_encoded(self.ledger, Direction.DOWN, data)
         shared, plain = self.wire.read_start(data, depth, shared)

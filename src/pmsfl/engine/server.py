@@ -15,6 +15,7 @@ from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.state import Memory, State, server_optimisers
 from pmsfl.engine.world import World, learning_rate
 from pmsfl.masks.aggregate import merge
+from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
 from pmsfl.masks.random import Stream, fold, permutation, uniform
 from pmsfl.models.context import ForwardContext, forward_context
@@ -63,6 +64,7 @@ class Server:
             self.lr_masked = learning_rate(r.lr_score, r.score_schedule, plan.round, r.rounds)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
         self.samples = 0
+        self._round_draw: Tensor | None = None
 
     # --- a step
 
@@ -140,8 +142,18 @@ class Server:
             return masked[0]
         drawn = None
         if self.world.method.samples_masks:
-            drawn = uniform(key, masked.shape[1], self.world.dtype).unsqueeze(0)
+            drawn = self._uniform(key, masked)
         return self.world.method.effective(masked, self.frozen, drawn)[0]
+
+    def _uniform(self, key: Tensor, masked: Tensor) -> Tensor:
+        """Uniforms of one forward pass [1, P − P_cut], or, with one mask per round, what repeats its first mask."""
+        w = self.world
+        if w.recipe.mask_per == "batch":
+            return uniform(key, masked.shape[1], w.dtype).unsqueeze(0)
+        if self._round_draw is None:
+            first = uniform(w.keys.at(Stream.SERVER, self.plan.round), masked.shape[1], w.dtype).unsqueeze(0)
+            self._round_draw = keep_mask(torch.sigmoid(masked.detach()), first)
+        return self._round_draw
 
     def _forward(self, masked: Tensor, plain: Tensor, inputs: Batches) -> Tensor:
         """Logits of the union, or its features where the head is on the clients."""

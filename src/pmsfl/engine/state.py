@@ -12,7 +12,6 @@ from torch import Tensor
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.world import World
 from pmsfl.masks.aggregate import Counts
-from pmsfl.masks.random import Stream, uniform
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,9 @@ class State:
     @staticmethod
     def initial(world: World) -> State:
         """The state before round 0."""
-        cut, method = world.cut, world.method
-        drawn = uniform(world.keys.at(Stream.CONTROL), world.layout.masked_size, world.dtype)
-        shared = method.initial(world.frozen, world.initial_scores, drawn)
+        shared = world.initial_shared.clone()
         if not world.shares_top:  # the server trains ordinary weights
-            p = world.masked_size(cut)
+            p = world.masked_size(world.cut)
             shared = torch.cat((shared[:p], world.frozen[p:]))
         masked, plain = server_optimisers(world)
         return State(0, shared, world.initial_plain.clone(), masked, plain)

@@ -21,7 +21,8 @@ from pmsfl.masks.random import Stream, fold, integers, uniform
 from pmsfl.methods import Method, make_method
 from pmsfl.models.context import ForwardContext, forward_context
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
-from pmsfl.models.inspect import why_not_vectorised
+from pmsfl.models.inspect import check_forward, has_norm, why_not_vectorised
+from pmsfl.models.norm import StaticBN
 from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
 from pmsfl.recipe import Recipe
@@ -55,6 +56,10 @@ class World:
             raise PmsflError(
                 f"augment = {recipe.augment!r} is for images [C, H, W]; these have shape {self.input_shape}"
             )
+        check_forward(self.model, self.input_shape, self.federation.classes, f"model = {recipe.model!r}")
+        if recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
+            raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
+        cohort_size(recipe, sum(size > 0 for size in self.federation.sizes))
         self.u_shape = recipe.labels == "u-shape"
         self.depths = self._assign_depths()
         self.mixed = len(set(self.depths)) > 1
@@ -109,9 +114,19 @@ class World:
         if r.pretrained:
             frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)
         scores = initial_scores(self.model, r.seed, r.score_init)
-        self.frozen = frozen.to(self.device, self.dtype)
+        self.frozen = self._scaled_for_masks(frozen).to(self.device, self.dtype)
         self.initial_plain = plain.to(self.device, self.dtype)
         self.initial_scores = scores.to(self.device, self.dtype)
+        drawn = uniform(self.keys.at(Stream.CONTROL), self.layout.masked_size, self.dtype)
+        self.initial_shared = self.method.initial(self.frozen, self.initial_scores, drawn)
+
+    def _scaled_for_masks(self, frozen: Tensor) -> Tensor:
+        """Where no norm follows, half of the weights vanish under the masks and the signal with them, so masked
+        weights get 1/√E[θ] (E[θ] = 1/2 at the start). Weights that are trained, or run without masks, do not."""
+        if not self.method.masks or has_norm(self.model):
+            return frozen
+        masked = len(frozen) if self.shares_top else self.masked_size(self.cut)
+        return torch.cat((frozen[:masked] * math.sqrt(2.0), frozen[masked:]))
 
     def _public_labels(self) -> Tensor:
         """The labels that leave the clients. Randomised response is drawn once per sample, so that a label that
@@ -126,6 +141,12 @@ class World:
         return torch.where(keep, self.y, other)
 
     # --- parts of the model
+
+    def sent(self, shared: Tensor, depth: int) -> Tensor:
+        """The shared vector a client of this depth starts a round from [P_d]: what the server sends, or, where a
+        method never sends its bottom, what everybody began with."""
+        whole = self.initial_shared if self.method.uploads == "nothing" else shared
+        return whole[: self.masked_size(depth)]
 
     @property
     def cut(self) -> int:
@@ -208,19 +229,22 @@ class World:
         return self.over_clients(one, (views, x, dropout_keys), vectorised)
 
     def run_bottoms_with_exits(
-        self, masked: Tensor, plain: Tensor, x: Tensor, depth: int, vectorised: bool
+        self, masked: Tensor, plain: Tensor, x: Tensor, depth: int, dropout_keys: Tensor, vectorised: bool
     ) -> tuple[Tensor, Tensor]:
         """The same with a classifier after every block: also their logits [A, d, B, classes]."""
         views = self.layout.bottom(masked, plain, depth)
         if vectorised:
-            both: tuple[Tensor, Tensor] = vmap(self._one_with_exits, in_dims=(0, 0, None))(views, x, depth)
+            many = vmap(self._one_with_exits, in_dims=(0, 0, 0, None))
+            both: tuple[Tensor, Tensor] = many(views, x, dropout_keys, depth)
             return both
-        results = [self._one_with_exits(_slice(views, i), x[i], depth) for i in range(len(x))]  # type: ignore[arg-type]
+        each = range(len(x))
+        results = [self._one_with_exits(_slice(views, i), x[i], dropout_keys[i], depth) for i in each]  # type: ignore[arg-type]
         return torch.stack([r[0] for r in results]), torch.stack([r[1] for r in results])
 
-    def _one_with_exits(self, views: dict[str, Tensor], x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    def _one_with_exits(self, views: dict[str, Tensor], x: Tensor, key: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         wrapped = {f"model.{name}": value for name, value in views.items()}
-        out: tuple[Tensor, Tensor] = functional_call(self._exit_runner, wrapped, (x, depth))
+        with forward_context(ForwardContext(dropout_key=key)):
+            out: tuple[Tensor, Tensor] = functional_call(self._exit_runner, wrapped, (x, depth))
         return out
 
     def over_clients(self, function: Callable[..., Tensor], args: Sequence[object], vectorised: bool) -> Tensor:

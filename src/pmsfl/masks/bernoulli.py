@@ -29,6 +29,11 @@ def sample(theta: Tensor, uniform: Tensor) -> Tensor:
     return uniform < theta
 
 
+def keep_mask(theta: Tensor, uniform: Tensor) -> Tensor:
+    """Stand-in uniforms (0 or 1) that give `sample` the mask of this draw again, wherever θ has moved since."""
+    return (~sample(theta, uniform)).to(theta.dtype)
+
+
 def straight_through(scores: Tensor, mask: Tensor, estimator: Estimator) -> Tensor:
     """The mask as floats, with a gradient to the scores.
 

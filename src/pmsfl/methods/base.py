@@ -28,6 +28,7 @@ class Method:
     summary = ""
     paper = ""
     trains: Trains = "weights"
+    masks = False  # do frozen weights run under a mask?
     uploads: Uploads = "weights"
     compensates = False  # does the server's θ of a block join the merge (Eq. 9)?
     exits = False  # does every client block have a classifier of its own?
@@ -96,7 +97,7 @@ class Method:
 
     def local_plain(self, slots: Sequence[Slot], depth: int) -> list[bool]:
         """For each plain parameter (norm, bias, ...) that a client holds: does it stay with the client?"""
-        return [self.recipe.norms == "local"] * len(slots)
+        return [self.recipe.norms == "local" and not s.is_classifier for s in slots]
 
     def grow_personal(
         self,

@@ -16,6 +16,7 @@ class FrozenMask(Method):
     name = "frozen-mask"
     summary = "control: one random mask, never learned"
     trains = "nothing"
+    masks = True
     uploads = "nothing"
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
@@ -30,6 +31,7 @@ class DenseFrozen(FrozenMask):
 
     name = "dense-frozen"
     summary = "control: frozen weights, no mask"
+    masks = False
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
         return torch.ones_like(frozen)

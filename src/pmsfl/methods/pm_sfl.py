@@ -19,6 +19,7 @@ class PMSFL(Method):
     summary = "scores of random masks over frozen weights; uploads mask bits; personal coordinates stay"
     paper = "PM-SFL (KDD 2026)"
     trains: Trains = "scores"
+    masks = True
     uploads: Uploads = "bits"
     samples_masks = True
     personalises = True  # does the personal set grow?

@@ -40,6 +40,12 @@ class SplitFedDP(Method):
                 "'local' or 'frozen'"
             )
 
+        if self.sound and recipe.labels == "u-shape":
+            raise PmsflError(
+                "dp_calibration = 'sound' with labels = 'u-shape': the head and the gradients of features would go up "
+                "without noise; use labels = 'shared' or 'randomised'"
+            )
+
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         r = self.recipe
         flat = smashed.flatten(0, 1).flatten(1)

@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, normal, root, uniform
-from pmsfl.models.norm import StaticBN
 from pmsfl.models.split import MASKABLE, Slot, SplitModel
 from pmsfl.tensorfile import read_tensors
 
@@ -20,17 +19,11 @@ def _fan_in(shape: tuple[int, ...]) -> int:
 
 
 def frozen_weights(model: SplitModel, seed: int, kind: str) -> Tensor:
-    """w_b for every block, float64 [P]: Kaiming normal, or ±its deviation with a random sign.
-
-    Where no batch norm follows the masks, half of the weights vanish unnoticed and the signal with them, so
-    such models get weights scaled by 1/√E[θ] (E[θ] = 1/2 at the start).
-    """
+    """w_b for every block, float64 [P]: Kaiming normal, or ±its deviation with a random sign."""
     key = root(seed, Stream.FROZEN)
-    follow_norm = any(isinstance(m, StaticBN) for m in model.modules())
-    scale = 1.0 if follow_norm else math.sqrt(2.0)
     parts = []
     for i, s in enumerate(model.layout.masked):
-        deviation = math.sqrt(2.0 / _fan_in(s.shape)) * scale
+        deviation = math.sqrt(2.0 / _fan_in(s.shape))
         if kind == "signed":
             sign = torch.where(uniform(fold(key, i), s.size, torch.float64) < 0.5, -1.0, 1.0)
             parts.append(sign * deviation)
@@ -92,8 +85,3 @@ def load_pretrained(model: SplitModel, path: str, frozen: Tensor, plain: Tensor)
 
 def _join(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """How many parameters a module has."""
-    return sum(p.numel() for p in module.parameters())

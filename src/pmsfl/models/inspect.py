@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream, normal, root
+from pmsfl.models.norm import StaticBN
 from pmsfl.models.split import SplitModel
 
 
@@ -58,6 +63,26 @@ def cut_cost(model: SplitModel, input_shape: tuple[int, ...], depth: int, batch:
     )
 
 
+def has_norm(model: SplitModel) -> bool:
+    """Does it normalise what its layers put out? (A LayerNorm before a layer does not.)"""
+    return any(isinstance(m, StaticBN | nn.GroupNorm) for m in model.modules())
+
+
+def check_forward(model: SplitModel, input_shape: tuple[int, ...], classes: int, name: str) -> None:
+    """PmsflError where a model cannot run on such samples, or gives anything but one logit per class."""
+    parameter = next(model.parameters(), None)
+    if parameter is None or not model.layout.masked:
+        raise PmsflError(f"{name}: no convolution or linear layer in its blocks, so nothing can be masked")
+    x = torch.zeros(2, *input_shape, dtype=parameter.dtype, device=parameter.device)
+    try:
+        with torch.no_grad():
+            logits = model(x)
+    except Exception as e:  # a user's module may fail in any way; what it says is what the user needs
+        raise PmsflError(f"{name} fails on an input of shape {tuple(x.shape)}: {type(e).__name__}: {e}") from None
+    if tuple(logits.shape) != (2, classes):
+        raise PmsflError(f"{name}: output of shape {tuple(logits.shape)}, expected (2, {classes}): one logit per class")
+
+
 def smashed_shape(model: SplitModel, input_shape: tuple[int, ...], depth: int) -> tuple[int, ...]:
     """The shape of one sample's smashed data at a cut."""
     parameter = next(model.parameters())
@@ -67,41 +92,43 @@ def smashed_shape(model: SplitModel, input_shape: tuple[int, ...], depth: int) -
 
 
 def why_not_vectorised(model: SplitModel, input_shape: tuple[int, ...], depth: int) -> str | None:
-    """None if vmap over two bottoms gives what a loop gives, gradients included; otherwise the reason."""
-    views = {n: torch.stack([p.detach(), p.detach() * 1.5]) for n, p in _bottom(model, depth).items()}
-    parameter = next(model.parameters())
-    size = 2 * 4 * torch.Size(input_shape).numel()
-    ramp = torch.linspace(-1, 1, size, dtype=parameter.dtype, device=parameter.device)
-    x = torch.sin(50.0 * ramp).reshape(2, 4, *input_shape)
+    """None if vmap over two bottoms gives what a loop gives, gradients included; otherwise the reason.
+
+    In double precision on a copy: rounding must not be mistaken for another result, nor a trial for training.
+    """
+    try:
+        trial = copy.deepcopy(model).cpu().double().train()
+        before = {n: b.clone() for n, b in trial.named_buffers()}
+        looped = _trial_gradients(trial, input_shape, depth, vectorised=False)
+        fast = _trial_gradients(trial, input_shape, depth, vectorised=True)
+    except Exception as e:  # a user's module may fail in any way under vmap; the reason is what we want
+        return f"{type(e).__name__}: {(str(e).strip().splitlines() or ['no message'])[0]}"
+    if any(not torch.equal(b, before[n]) for n, b in trial.named_buffers()):
+        return "a block changes a buffer of its own in forward; clients would share that state"
+    # One scale for all gradients: a bias before a norm has none but rounding noise, which may well differ.
+    scales = [looped[0].abs().max(), *[max(g.abs().max() for g in looped[1:])] * (len(looped) - 1)]
+    for a, b, scale in zip(looped, fast, scales, strict=True):
+        if not torch.isfinite(b).all() or (a - b).abs().max() > 1e-6 * scale.clamp_min(1e-9):
+            return "vmap gives other numbers than a loop (does a block keep state between calls?)"
+    return None
+
+
+def _trial_gradients(model: SplitModel, input_shape: tuple[int, ...], depth: int, vectorised: bool) -> list[Tensor]:
+    """Smashed data of two bottoms on four random samples each, and the gradients of their mean square."""
+    stacked = {n: torch.stack([p.detach(), p.detach() * 1.5]) for n, p in _bottom(model, depth).items()}
+    leaves = {n: v.requires_grad_() for n, v in stacked.items()}
+    x = normal(root(0, Stream.CONTROL), 8 * math.prod(input_shape)).reshape(2, 4, *input_shape)
 
     def one(views: dict[str, Tensor], x: Tensor) -> Tensor:
         out: Tensor = functional_call(model, views, (x, 0, depth))
         return out
 
-    def gradients(vectorised: bool) -> list[Tensor]:
-        leaves = {n: v.clone().requires_grad_() for n, v in views.items()}
-        if vectorised:
-            q = vmap(one)(leaves, x)
-        else:
-            q = torch.stack([one({n: v[i] for n, v in leaves.items()}, x[i]) for i in range(2)])
-        used = torch.autograd.grad((q * q).mean(), list(leaves.values()), allow_unused=True)
-        return [q.detach(), *(g for g in used if g is not None)]
-
-    was_training = model.training
-    model.train()
-    try:
-        looped = gradients(False)
-        fast = gradients(True)
-    except Exception as e:  # a user's module may fail in any way under vmap; the reason is what we want
-        return f"{type(e).__name__}: {str(e).strip().splitlines()[0]}"
-    finally:
-        model.train(was_training)
-    # One scale for all gradients: a bias before a norm has none but rounding noise, which may well differ.
-    scales = [looped[0].abs().max(), *[max(g.abs().max() for g in looped[1:])] * (len(looped) - 1)]
-    for a, b, scale in zip(looped, fast, scales, strict=True):
-        if not torch.isfinite(b).all() or (a - b).abs().max() > 1e-3 * scale.clamp_min(1e-6):
-            return "vmap gives other numbers than a loop (does a block keep state between calls?)"
-    return None
+    if vectorised:
+        q = vmap(one)(leaves, x)
+    else:
+        q = torch.stack([one({n: v[i] for n, v in leaves.items()}, x[i]) for i in range(2)])
+    used = torch.autograd.grad((q * q).mean(), list(leaves.values()), allow_unused=True)
+    return [q.detach(), *(g for g in used if g is not None)]
 
 
 def _bottom(model: SplitModel, depth: int) -> dict[str, Tensor]:

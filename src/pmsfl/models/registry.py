@@ -70,8 +70,8 @@ def load_function(target: str) -> Callable[..., SplitModel]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ImportError as e:
-        raise PmsflError(f"model = {target!r}: cannot import {module_name!r} ({e})") from None
+    except Exception as e:  # a user's module may fail in any way while it is imported
+        raise PmsflError(f"model = {target!r}: cannot import {module_name!r} ({type(e).__name__}: {e})") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise PmsflError(f"model = {target!r}: {module_name} has no function {function_name!r}")
@@ -84,7 +84,15 @@ def _own_model(target: str, input_shape: tuple[int, ...], classes: int) -> Split
     function = load_function(target)
     offered = {"input_shape": input_shape, "classes": classes}
     wanted = inspect.signature(function).parameters
-    model = function(**{k: v for k, v in offered.items() if k in wanted})
+    try:
+        model = function(**{k: v for k, v in offered.items() if k in wanted})
+    except PmsflError:
+        raise
+    except Exception as e:
+        raise PmsflError(
+            f"model = {target!r} raised {type(e).__name__}: {e} (it is called with input_shape and classes, if it "
+            "takes arguments of these names)"
+        ) from None
     if not isinstance(model, SplitModel):
         raise PmsflError(
             f"model = {target!r} returned {type(model).__name__}; it must return pmsfl.SplitModel(blocks, head)"

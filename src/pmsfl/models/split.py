@@ -30,6 +30,8 @@ class SplitModel(nn.Module):
         super().__init__()
         if not blocks:
             raise PmsflError("SplitModel: blocks is empty; give at least one nn.Module before the head")
+        if len({id(part) for part in (*blocks, head)}) <= len(blocks):
+            raise PmsflError("SplitModel: one module stands in two places; every block and the head need their own")
         self.blocks = nn.ModuleList(convert_dropout(convert_batch_norm(b)) for b in blocks)
         self.head = convert_dropout(convert_batch_norm(head))
         self.exits = nn.ModuleList()  # a classifier after every block, where a method wants them
@@ -92,6 +94,11 @@ class Slot:
     offset: int
     size: int
     block: int
+
+    @property
+    def is_classifier(self) -> bool:
+        """Does it belong to the head, or to an exit? These are shared whatever becomes of the norms."""
+        return self.name.startswith(("head.", "exits."))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmsfl.errors import PmsflError
 from pmsfl.models.split import SplitModel
 
 
@@ -72,6 +73,11 @@ def transformer(
     feed_forward: int | None = None,
 ) -> SplitModel:
     """A Transformer encoder for one sample's shape (T, F) or (C, T, W). The embedding carries no masks."""
+    if len(input_shape) not in (2, 3) or width % heads:
+        raise PmsflError(
+            f"transformer: takes samples [T, F] or [C, T, W] (these have shape {input_shape}) and a width that "
+            f"{heads} heads divide (this is {width})"
+        )
     if len(input_shape) == 2:
         tokens, features = input_shape
     else:

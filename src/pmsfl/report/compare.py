@@ -79,7 +79,11 @@ def verdict(difference: Summary | None) -> str:
 
 
 def group(records: Iterable[Record]) -> list[Group]:
-    """Groups in the order their first run was given; equal labels are told apart by what they set differently."""
+    """Groups in the order their first run was given.
+
+    Equal labels are told apart by what they set differently; and what a group sets otherwise than the baseline
+    (the first) is named too, unless a preset says it already: a difference may come from there.
+    """
     groups: dict[tuple[Any, ...], Group] = {}
     for r in records:
         label = (r.recipe, r.method, r.preset)
@@ -88,7 +92,12 @@ def group(records: Iterable[Record]) -> list[Group]:
     found = list(groups.values())
     for g in found:
         alike = [other for other in found if other.label == g.label]
-        g.extra = ", ".join(f"{k}={g.settings[k]}" for k in g.settings if _differs(k, alike))
+        apart = [
+            k
+            for k in g.settings
+            if _differs(k, alike) or (g.label[2] == found[0].label[2] and _differs(k, [g, found[0]]))
+        ]
+        g.extra = ", ".join(f"{k}={g.settings[k]}" for k in apart)
     return found
 
 

@@ -79,8 +79,16 @@ def note(line: str) -> None:
 
 
 def emit_json(content: Any) -> None:
-    """One JSON object on one line of stdout; what is not a number becomes null."""
-    say(json.dumps(plain(content), ensure_ascii=False, allow_nan=False))
+    """One JSON object on one line of stdout; what is not a number becomes null. Output that is lost is an error."""
+    if sys.stdout is None:
+        return
+    try:
+        _write(sys.stdout, json.dumps(plain(content), ensure_ascii=False, allow_nan=False) + "\n")
+    except BrokenPipeError:
+        hang_up(sys.stdout)  # the reader has gone: there is nobody to tell
+    except OSError as e:
+        hang_up(sys.stdout)
+        raise PmsflError(f"cannot write to standard output: {e.strerror or e}") from None
 
 
 def plain(value: Any) -> Any:

@@ -170,12 +170,14 @@ def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
         "clients": world.federation.clients,
         "device": world.device.type,
         "bytes": found.bytes_planned,
-        "memory_server": found.memory_server,
+        "memory": found.memory_bytes,
         "client_memory": found.costs.memory_bytes,
         "client_flops": found.costs.flops_per_round,
         "depths": depth_costs(world, found),
         "seconds_per_step": found.seconds_per_step,
         "steps": found.steps_total,
+        "seconds_training": found.seconds_training,
+        "seconds_evaluation": found.seconds_evaluation,
         "seconds": found.seconds_total,
     }
 
@@ -189,10 +191,14 @@ def show_estimate(world: World, found: Estimate) -> None:
         ("clients", f"{world.federation.clients}, {len(world.plan(0).clients)} per round"),
         ("depth", depth_line(world.depths)),
         ("device", world.device.type),
-        ("memory", f"{human_bytes(found.memory_server)} for the whole simulation"),
+        ("memory", f"{human_bytes(found.memory_bytes)} for the whole simulation, as the probe measured it"),
         ("client", f"{human_bytes(found.costs.memory_bytes)} at most, {_flops(found.costs.flops_per_round)} a round"),
         ("time", f"{human_seconds(found.seconds_per_step)} per step, {found.steps_total} steps"),
-        ("in all", f"about {human_seconds(found.seconds_total)} of training; evaluations come on top"),
+        (
+            "in all",
+            f"about {human_seconds(found.seconds_training)} of training and "
+            f"{human_seconds(found.seconds_evaluation)} of evaluations",
+        ),
     ]
     pairs("a dry run: nothing is trained", items)
     say()
