@@ -84,3 +84,12 @@ def test_samples_of_another_shape_or_type_are_errors(run: pmsfl.Run, tmp_path: P
 def test_no_labels_no_accuracy(run: pmsfl.Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=np.zeros((2, 1, 8, 8), np.float32))
     assert predict(run, tmp_path / "c.npz").accuracy is None
+
+
+@pytest.mark.parametrize("changes", [{"method": "depthfl"}, {"norm": "group"}, {"statistics": "batch"}])
+def test_the_example_runs_for_every_kind_of_run(tmp_path: Path, changes: dict[str, str]) -> None:
+    run = pmsfl.run("demo", rounds=1, epochs=1, clients=3, cohort=2, eval_masks=1, out=tmp_path / "r", **changes)
+    exported = export_run(run)
+    subprocess.run(
+        [sys.executable, exported.example_file.name], cwd=exported.example_file.parent, capture_output=True, check=True
+    )

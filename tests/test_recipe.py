@@ -38,7 +38,6 @@ FIELDS = dataclasses.fields(Recipe)
         ("masked_top=maybe", "must be true or false"),
         ("masked_top", "write it as key=value"),
         ("seed=-1", "must be between 0"),
-        ("batch=1", "batch norm"),
         ("version=9", "must be between 1 and 1"),
         ("preset=papr", "did you mean 'paper'"),
     ],
@@ -221,3 +220,20 @@ def test_the_papers_preset_is_the_papers_text() -> None:
 def test_depths_and_budgets_may_be_lists_in_a_file() -> None:
     recipe = Recipe.from_toml('[split]\ndepths = [1, 2, 2]\n[clients]\nbudgets = ["watch", "64/20"]\n')
     assert (recipe.depths, recipe.budgets) == ("1,2,2", "watch,64/20")
+
+
+def test_a_preset_on_the_command_line_replaces_the_files_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "paper"\nrounds = 7\n')
+    assert Recipe.load(file).aggregate == "sampled"
+    best = Recipe.load(file, ["preset=best"])
+    assert (best.preset, best.aggregate, best.rounds) == ("best", Recipe().aggregate, 7)
+    fedpm = Recipe.load(file, ["preset=fedpm"])
+    assert (fedpm.aggregate, fedpm.server_optimiser) == ("beta", Recipe().server_optimiser)
+
+
+def test_the_papers_preset_takes_the_papers_weights() -> None:
+    assert Recipe.load("demo").frozen == "signed"
+    assert Recipe.load("demo", ["preset=paper"]).frozen == "kaiming"
+    assert Recipe.load("demo", ["preset=paper"]).personal_ratio == 0.5
+    assert Recipe.load("cifar100", ["preset=paper"]).personal_ratio == 0.0

@@ -192,7 +192,7 @@ def test_a_loss_that_is_no_number_keeps_the_rounds_before_it(tmp_path: Path, mon
         return gradients
 
     monkeypatch.setattr(Server, "step", poisoned)
-    with pytest.raises(PmsflError, match=r"round 5: the loss is nan; lower lr_server"):
+    with pytest.raises(PmsflError, match=r"round 5: the loss is nan; start a new run with a lower lr_server"):
         go(tmp_path / "run")
     assert [r for r, _ in RunDirectory(tmp_path / "run").checkpoints()] == [2, 4]
 
@@ -485,3 +485,36 @@ def test_metrics_add_up_to_the_result(whole: pmsfl.Run) -> None:
 def test_a_run_from_python_ends_with_its_page(tmp_path: Path) -> None:
     run = pmsfl.run(tiny_recipe(rounds=1), out=tmp_path / "run", federation=tiny_federation())
     assert "<svg" in (run.path / "report.html").read_text()
+
+
+def test_a_state_that_is_not_finite_is_never_accepted(tmp_path: Path) -> None:
+    with pytest.raises(PmsflError, match=r"round 1: .* start a new run with a lower lr_server"):
+        pmsfl.run(tiny_recipe(rounds=1, lr_server=1e300), out=tmp_path / "run", federation=tiny_federation())
+    assert pmsfl.Run.open(tmp_path / "run").directory.checkpoints() == []
+
+
+def test_only_one_process_trains_in_a_directory(tmp_path: Path) -> None:
+    run = pmsfl.run(tiny_recipe(rounds=1), out=tmp_path / "run", federation=tiny_federation())
+    (run.path / "result.json").unlink()
+    with run.directory.locked(), pytest.raises(PmsflError, match="another process is training"):
+        pmsfl.run(resume=True, out=run.path, federation=tiny_federation())
+
+
+def test_resuming_a_finished_run_leaves_its_result_alone(tmp_path: Path) -> None:
+    run = pmsfl.run(tiny_recipe(rounds=1), out=tmp_path / "run", federation=tiny_federation())
+    before = (run.path / "result.json").read_text()
+    again = pmsfl.run(resume=True, out=run.path, executor="reference", federation=tiny_federation())
+    assert again.result == run.result
+    assert (run.path / "result.json").read_text() == before
+
+
+def test_resume_refuses_another_method(tmp_path: Path) -> None:
+    run = pmsfl.run(tiny_recipe(rounds=1), out=tmp_path / "run", federation=tiny_federation())
+    with pytest.raises(PmsflError, match="is a run of pm-sfl, not of splitfed"):
+        pmsfl.run(resume=True, out=run.path, method="splitfed", federation=tiny_federation())
+
+
+def test_too_many_clients_are_refused_before_a_directory_is_made(tmp_path: Path) -> None:
+    with pytest.raises(PmsflError, match="cohort = 9: only 5 clients"):
+        pmsfl.run(tiny_recipe(cohort=9), out=tmp_path / "run", federation=tiny_federation())
+    assert not (tmp_path / "run").exists()

@@ -43,7 +43,9 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
     write_tensors(file, some(), {"note": "ü"})
     assert_equal(load_file(file), some())
     with safe_open(file, "pt") as f:
-        assert f.metadata() == {"note": "ü"}
+        metadata = f.metadata()
+    assert int(metadata.pop("crc32")) > 0
+    assert metadata == {"note": "ü"}
 
 
 def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
@@ -176,3 +178,13 @@ def test_the_data_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "fsync", note)
     write_tensors(file, {"x": torch.ones(3)}, {})
     assert seen == [False, True]  # the file's bytes, then its directory entry
+
+
+def test_changed_bytes_are_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, {"x": torch.arange(8.0)}, {})
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(TensorFileError, match="changed since they were written"):
+        read_tensors(file)

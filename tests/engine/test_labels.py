@@ -85,3 +85,11 @@ def test_evaluation_uses_the_true_labels() -> None:
     world = tiny_world(labels="randomised", label_epsilon=0.01)
     assert not torch.equal(world.public_y, world.y)
     assert torch.equal(world.y, torch.from_numpy(world.federation.y))
+
+
+@pytest.mark.parametrize("norms", ["local", "frozen", "shared"])
+def test_the_u_shapes_head_is_shared_whatever_becomes_of_the_norms(norms: str) -> None:
+    world = tiny_world(labels="u-shape", norms=norms)
+    state, _, _ = play(world)
+    start = world.layout.plain_ends[world.model.depth]
+    assert not torch.equal(state.plain[start:], world.initial_plain[start:])

@@ -350,7 +350,8 @@ def test_entropy_and_disagreement_are_told_where_there_are_masks() -> None:
         world = tiny_world(method=method)
         _, _, (metrics,) = play(world, rounds=1)
         learned = world.method.trains == "scores"
-        assert (metrics.mask_entropy is not None, metrics.disagree is not None) == (learned, learned)
+        assert (metrics.mask_entropy is not None) == world.method.samples_masks  # a threshold draws nothing
+        assert (metrics.disagree is not None) == learned
         if metrics.mask_entropy is not None:
             assert 0.0 < metrics.mask_entropy < 1.0
             sizes = {"blocks.0.0.weight": 36, "blocks.1.0.weight": 288}
@@ -366,3 +367,22 @@ def test_an_executor_counts_into_the_ledger_it_was_given() -> None:
     executor.round(state)
     assert once > 0
     assert ledger.total > once
+
+
+def test_one_mask_per_round_stays_the_same_while_scores_move() -> None:
+    world = tiny_world(mask_per="round", lr_score=2.0)
+    plan = world.plan(0)
+    bottoms = CohortExecutor(world, Ledger()).begin(State.initial(world), plan, 2, list(range(len(plan.clients))))
+    drawn = []
+    for step in range(2):
+        q, _ = bottoms.forward(step, 1)
+        drawn.append(bottoms._uniform(bottoms.ids[:1], step) < torch.sigmoid(bottoms.trained[:1]))
+        bottoms.backward(torch.ones_like(q))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(bottoms.trained[:1] > 0, bottoms.start[:1] > 0)
+
+
+def test_a_batch_of_one_needs_a_norm_that_does_not_average_over_it() -> None:
+    with pytest.raises(PmsflError, match="norm = 'group'"):
+        tiny_world(batch=1)
+    assert tiny_world(batch=1, norm="group").recipe.batch == 1

@@ -12,6 +12,7 @@ from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
 from pmsfl.methods import make_method
 from pmsfl.methods.depthfl import exit_loss
+from pmsfl.models.dropout import KeyedDropout
 from tests.conftest import play, tiny_recipe, tiny_world
 
 
@@ -146,3 +147,39 @@ def test_compensation_changes_only_layers_some_clients_do_not_hold() -> None:
     held_by_all = tiny_world(**changes).masked_size(1)
     assert torch.equal(with_it.shared[:held_by_all], without.shared[:held_by_all])
     assert not torch.equal(with_it.shared[held_by_all:], without.shared[held_by_all:])
+
+
+def test_depthfl_shares_its_classifiers_even_where_norms_stay() -> None:
+    world = tiny_world(method="depthfl", norms="local")
+    state, _, _ = play(world)
+    s = next(s for s in world.layout.plain if s.name == "exits.0.linear.weight")
+    part = slice(s.offset, s.offset + s.size)
+    assert not torch.equal(state.plain[part], world.initial_plain[part])
+
+
+def test_depthfl_keeps_a_users_dropout() -> None:
+    x = torch.ones(1, 6, 1, 8, 8, dtype=torch.float64)
+    world = tiny_world(method="depthfl")
+    world.model.blocks[0].append(KeyedDropout(0.5))  # type: ignore[operator]
+    world.model.train()
+    p, q = world.masked_size(1), world.plain_size(1)
+
+    def smashed(key: int) -> torch.Tensor:
+        keys = torch.tensor([key])
+        return world.run_bottoms_with_exits(world.frozen[None, :p], world.initial_plain[None, :q], x, 1, keys, True)[0]
+
+    assert (smashed(1) == 0).double().mean() > 0.3
+    assert not torch.equal(smashed(1), smashed(2))
+
+
+def test_a_standalone_client_never_gets_the_servers_blocks() -> None:
+    world = tiny_world(method="standalone", depths="1,2,3,4,2")
+    state, _, _ = play(world)
+    assert torch.equal(world.sent(state.shared, 4), State.initial(world).shared)
+
+
+def test_sound_dp_refuses_a_head_that_would_go_up_without_noise() -> None:
+    with pytest.raises(PmsflError, match="u-shape"):
+        make_method(
+            tiny_recipe(method="splitfed-dp", dp_calibration="sound", norm="group", norms="frozen", labels="u-shape")
+        )

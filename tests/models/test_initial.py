@@ -12,7 +12,6 @@ import torch
 from pmsfl.errors import PmsflError
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
 from pmsfl.models.small import small_cnn
-from pmsfl.models.transformer import transformer
 from pmsfl.tensorfile import write_tensors
 
 from ..conftest import distinct, tiny_world
@@ -53,11 +52,17 @@ def test_signed_weights_have_one_magnitude_and_both_signs() -> None:
         assert abs(float(part.sign().mean())) < 4 / math.sqrt(s.size)
 
 
-def test_without_batch_norm_weights_make_up_for_the_masked_half() -> None:
-    model = transformer((4, 4), 3, width=32)
-    weights = frozen_weights(model, 0, "signed")
-    s = model.layout.masked[0]
-    assert float(weights[0].abs()) == pytest.approx(math.sqrt(2.0) * math.sqrt(2 / s.shape[1]))
+@pytest.mark.parametrize(
+    ("method", "bottom", "top"),
+    [("pm-sfl", 2.0, 1.0), ("frozen-mask", 2.0, 1.0), ("dense-frozen", 1.0, 1.0), ("splitfed", 1.0, 1.0)],
+)
+def test_without_norms_only_weights_under_masks_make_up_for_the_masked_half(
+    method: str, bottom: float, top: float
+) -> None:
+    world = tiny_world(tiny_federation(shape=(4, 4)), model="transformer", width=8, frozen="signed", method=method)
+    first, last = world.layout.masked[0], world.layout.masked[-1]
+    assert float(world.frozen[0].abs()) == pytest.approx(math.sqrt(bottom * 2 / first.shape[1]))
+    assert float(world.frozen[-1].abs()) == pytest.approx(math.sqrt(top * 2 / last.shape[1]))
 
 
 def test_scores_start_normal_or_at_zero() -> None:
