@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_no_labels_no_accuracy(run: pmsfl.Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"method": "depthfl"}, {"norm": "group"}, {"statistics": "batch"}])
-def test_the_example_runs_for_every_kind_of_run(tmp_path: Path, changes: dict[str, str]) -> None:
+def test_the_example_runs_for_every_kind_of_run(tmp_path: Path, changes: dict[str, Any]) -> None:
     run = pmsfl.run("demo", rounds=1, epochs=1, clients=3, cohort=2, eval_masks=1, out=tmp_path / "r", **changes)
     exported = export_run(run)
     subprocess.run(

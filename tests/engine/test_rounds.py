@@ -376,7 +376,9 @@ def test_one_mask_per_round_stays_the_same_while_scores_move() -> None:
     drawn = []
     for step in range(2):
         q, _ = bottoms.forward(step, 1)
-        drawn.append(bottoms._uniform(bottoms.ids[:1], step) < torch.sigmoid(bottoms.trained[:1]))
+        uniform = bottoms._uniform(bottoms.ids[:1], step)
+        assert uniform is not None
+        drawn.append(uniform < torch.sigmoid(bottoms.trained[:1]))
         bottoms.backward(torch.ones_like(q))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(bottoms.trained[:1] > 0, bottoms.start[:1] > 0)

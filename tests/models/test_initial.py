@@ -13,6 +13,7 @@ from pmsfl.errors import PmsflError
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
 from pmsfl.models.small import small_cnn
 from pmsfl.tensorfile import write_tensors
+from tests.conftest import tiny_federation, tiny_world
 
 from ..conftest import distinct, tiny_world
 
