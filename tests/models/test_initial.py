@@ -13,9 +13,8 @@ from pmsfl.errors import PmsflError
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
 from pmsfl.models.small import small_cnn
 from pmsfl.tensorfile import write_tensors
-from tests.conftest import tiny_federation, tiny_world
 
-from ..conftest import distinct, tiny_world
+from ..conftest import distinct, tiny_federation, tiny_world
 
 
 def test_one_seed_gives_the_same_frozen_weights_everywhere() -> None:
