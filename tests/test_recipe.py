@@ -237,3 +237,8 @@ def test_the_papers_preset_takes_the_papers_weights() -> None:
     assert Recipe.load("demo", ["preset=paper"]).frozen == "kaiming"
     assert Recipe.load("demo", ["preset=paper"]).personal_ratio == 0.5
     assert Recipe.load("cifar100", ["preset=paper"]).personal_ratio == 0.0
+
+
+def test_the_authors_preset_keeps_an_owners_tests_with_the_owner() -> None:
+    assert Recipe.load("demo", ["preset=authors"]).test_split == "matched"
+    assert Recipe.load("cifar100", ["preset=authors"]).test_split == "independent"

@@ -12,6 +12,8 @@ def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
     laid = values | PRESETS[preset]
     if preset == "paper" and values.get("personal_ratio", PAPER_RATIO) > 0.0:
         laid["personal_ratio"] = PAPER_RATIO
+    if preset == "authors" and values.get("partition", "owner") == "owner":
+        laid["test_split"] = values.get("test_split", "matched")  # an owner's test rows are the owner's own
     return laid
 
 
