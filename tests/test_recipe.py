@@ -194,10 +194,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "best"])
 def test_a_preset_is_laid_over_a_recipe_and_overrides_over_both(preset: str) -> None:
-    recipe = Recipe.load("demo", preset=preset)
+    recipe = Recipe.load("cifar100", preset=preset)
     for key, value in PRESETS[preset].items():
         assert getattr(recipe, key) == value
-    assert recipe.cohort == Recipe.load("demo").cohort
+    assert recipe.participation == Recipe.load("cifar100").participation
     assert Recipe.load("demo", [f"preset={preset}", "lr_score=0.7"]).lr_score == 0.7
     assert Recipe.load("demo", [f"preset={preset}"], estimator="plain").estimator == "plain"
 
