@@ -52,14 +52,7 @@ class World:
             add_exits(self.model, self.input_shape, self.federation.classes)
         self.model.to(self.device, self.dtype)
         self.layout = self.model.layout
-        if recipe.augment != "none" and len(self.input_shape) != 3:
-            raise PmsflError(
-                f"augment = {recipe.augment!r} is for images [C, H, W]; these have shape {self.input_shape}"
-            )
-        check_forward(self.model, self.input_shape, self.federation.classes, f"model = {recipe.model!r}")
-        if recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
-            raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
-        cohort_size(recipe, sum(size > 0 for size in self.federation.sizes))
+        self._check_fit()
         self.u_shape = recipe.labels == "u-shape"
         self.depths = self._assign_depths()
         self.mixed = len(set(self.depths)) > 1
@@ -73,6 +66,17 @@ class World:
         self._initialise()
         self._exit_runner = ExitRunner(self.model)
         self.why_looped = why_not_vectorised(self.model, self.input_shape, max(self.depths))
+
+    def _check_fit(self) -> None:
+        """PmsflError where recipe, data and model do not go together: before anything is written."""
+        if self.recipe.augment != "none" and len(self.input_shape) != 3:
+            raise PmsflError(
+                f"augment = {self.recipe.augment!r} is for images [C, H, W]; these have shape {self.input_shape}"
+            )
+        check_forward(self.model, self.input_shape, self.federation.classes, f"model = {self.recipe.model!r}")
+        if self.recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
+            raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
+        cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))
 
     def _with_damping(self, recipe: Recipe) -> Recipe:
         """The recipe a method sees: a damping of 0 stands for K/N, which is known only with the data at hand."""
