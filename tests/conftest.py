@@ -111,7 +111,7 @@ def bottoms_of(world: World, state: State, clients: list[int], steps: list[int])
     """Clients of one depth at the beginning of the state's next round."""
     depth = world.depths[clients[0]]
     view = world.plain_view(depth)
-    shared, plain = state.shared[: world.masked_size(depth)], state.plain[view.index[view.shared]]
+    shared, plain = state.shared[: world.masked_size(depth)], state.plain[view.sent]
     return Bottoms(world, state.round, clients, depth, steps, shared, plain, state.bank, True)
 
 

@@ -79,7 +79,10 @@ def _bottom(evaluator: Evaluator, state: State, client: int | None, draw: int) -
 @torch.no_grad()
 def model_state(run: Run, client: int | None = None, draw: int = 0) -> dict[str, Tensor]:
     """A SplitModel's whole state: a client's bottom under one evaluated mask, the top, and their statistics."""
-    w, state = run.world, run.state()
+    return _whole_state(run.world, run.state(), client, draw)
+
+
+def _whole_state(w: World, state: State, client: int | None, draw: int) -> dict[str, Tensor]:
     evaluator = Evaluator(w)
     depth, masked, plain = _bottom(evaluator, state, _checked_client(w, client), draw)
     top = evaluator.top_weights(state, draw)
@@ -103,7 +106,9 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
     w, r = run.world, run.recipe
     whose = "global" if client is None else f"client-{client}"
     folder = out or run.path / "export" / whose
-    tensors = model_state(run, client)
+    state = run.state()
+    with torch.no_grad():
+        tensors = _whole_state(w, state, client, draw=0)
     folder.mkdir(parents=True, exist_ok=True)
     about = {
         "model": r.model,
@@ -117,7 +122,7 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "along": list(w.mean.shape),
         "mask": r.eval_mask if w.method.theta(w.initial_scores[:1]) is not None else "none",
         "holder": whose,
-        "rounds": run.state().round,
+        "rounds": state.round,
     }
     model_file, example = folder / "model.safetensors", folder / "load_model.py"
     write_tensors(model_file, tensors, {"pmsfl": json.dumps(about)})

@@ -79,7 +79,7 @@ class Run:
     recipe: Recipe
     result: dict[str, Any] | None = None  # what `--json` prints; None until the run is complete
     device: str = "cpu"
-    _federation: Federation | None = field(default=None, repr=False)
+    _world: World | None = field(default=None, repr=False)  # the one it was trained in
 
     @staticmethod
     def open(path: str | Path, device: str = "cpu") -> Run:
@@ -100,7 +100,7 @@ class Run:
     @cached_property
     def world(self) -> World:
         """Data, model and keys of the run."""
-        return World(self.recipe, pick_device(self.device), self._federation)
+        return self._world or World(self.recipe, pick_device(self.device))
 
     def state(self) -> State:
         """The state of the newest checkpoint."""
@@ -143,7 +143,7 @@ def train(
         finished = directory.read_json("result.json")
         if finished is not None and trainer.state.round >= resolved.rounds:
             listener.on_note(f"{directory.path} is complete: nothing to resume")
-            return Run(directory.path, resolved, finished, world.device.type, world.federation)
+            return Run(directory.path, resolved, finished, world.device.type, world)
         return trainer.play()
 
 
@@ -221,7 +221,7 @@ class _Trainer:
             ) from None
         result = self._result()
         self.directory.write_json("result.json", result)
-        return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world.federation)
+        return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world)
 
     def _round(self) -> None:
         before = self.totals.ledger.snapshot()
@@ -300,8 +300,3 @@ class _Trainer:
             "client_memory": costs.memory_bytes,
             "bytes": t.ledger.as_dict(),
         }
-
-
-def set_threads(threads: int) -> None:
-    """How many CPU threads torch uses; part of what a bit-identical resume needs."""
-    torch.set_num_threads(threads)

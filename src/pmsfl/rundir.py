@@ -100,9 +100,7 @@ class RunDirectory:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file atomically."""
         with self.writing(name):
-            temporary = self.path / f".{name}.tmp"
-            temporary.write_text(json.dumps(content, indent=1, allow_nan=True) + "\n", encoding="utf-8")
-            temporary.replace(self.path / name)
+            write_whole(self.path / name, json.dumps(content, indent=1, allow_nan=True) + "\n")
 
     # --- metrics
 
@@ -131,9 +129,7 @@ class RunDirectory:
         """Cut metrics.jsonl back to a checkpoint: lines of later rounds go."""
         kept = [line for line in self.metrics() if line["round"] <= rounds]
         with self.writing("metrics.jsonl"):
-            temporary = self.path / ".metrics.jsonl.tmp"
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            temporary.replace(self.path / "metrics.jsonl")
+            write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 
     # --- checkpoints
 
@@ -182,6 +178,13 @@ class RunDirectory:
         if problems:
             raise PmsflError("no checkpoint can be read: " + "; ".join(problems))
         return None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file that is there whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _free_name(path: Path) -> Path:

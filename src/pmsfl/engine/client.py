@@ -72,13 +72,11 @@ class Bottoms:
         self.plain = torch.stack(
             [world.client_plain(plain, depth, None if m is None else m.plain) for m in self.memories]
         )
-        self.personal = world.method.personal_at_start(self.layers, len(shared)).to(world.device)
-        self.personal = self.personal.repeat(len(clients), 1)
+        self.personal = world.kept_from_start(depth).repeat(len(clients), 1)
         self._recall()
         self.start = self.trained.clone()
         self._round_draw: Tensor | None = None  # with mask_per = "round": gives the same mask in every step
-        theta = world.method.theta(self.trained)
-        self.before = None if theta is None else theta.clone()
+        self.before = world.method.theta(self.start)
         self._plan_batches(steps)
         self._start_optimisers()
 

@@ -59,7 +59,7 @@ class CohortExecutor:
             depth,
             [plan.steps[i] for i in places],
             w.sent(state.shared, depth),
-            state.plain[view.index[view.shared]],
+            state.plain[view.sent],
             state.bank,
             self.vectorised,
         )
@@ -106,9 +106,8 @@ class CohortExecutor:
             d, view = done[depth], w.plain_view(depth)
             p = d.values.shape[1]
             uploads.values[at, :p], uploads.contributes[at, :p] = d.values, d.contributes
-            sent = view.index[view.shared]
-            uploads.plain[at.unsqueeze(1), sent] = d.plain
-            uploads.plain_held[at.unsqueeze(1), sent] = True
+            uploads.plain[at.unsqueeze(1), view.sent] = d.plain
+            uploads.plain_held[at.unsqueeze(1), view.sent] = True
             for row, i in enumerate(on_time):
                 count(self.ledger, Direction.UP, self.wire.finish_bytes(d, row))
                 memories[plan.clients[i]] = d.memories[row]

@@ -10,15 +10,14 @@ import torch
 
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
-from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.plan import RoundPlan, local_steps
 from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.server import Server
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.models.inspect import CutCost, cut_cost, smashed_shape
-from pmsfl.wire.codecs import Codec
 from pmsfl.wire.ledger import Ledger
-from pmsfl.wire.messages import Direction, Kind, length
+from pmsfl.wire.messages import Direction, Kind
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ def client_costs(world: World) -> ClientCosts:
     flops = []
     for size, depth in zip(world.sizes, world.depths, strict=True):
         if size:
-            steps = -(-world.recipe.epochs * int(size) // batch)
-            flops.append(steps * batch * per_depth[depth].flops_per_sample)
+            flops.append(local_steps(world.recipe, size) * batch * per_depth[depth].flops_per_sample)
     memory = max(c.memory_bytes(element) for c in per_depth.values())
     return ClientCosts(sum(flops) // max(len(flops), 1), memory, per_depth)
 
@@ -77,21 +75,9 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
             ledger.add(Kind.GRADIENT, Direction.DOWN, step.pop(Kind.GRADIENT) * steps, steps)
             for kind, size in step.items():
                 ledger.add(kind, Direction.UP, size * steps, steps)
-            count(ledger, Direction.UP, _finish_bytes(world, wire, depth))
+            shared = int((~world.kept_from_start(depth)).sum())
+            count(ledger, Direction.UP, wire.upload_bytes(shared, wire.norms_size(depth)))
     return ledger
-
-
-def _finish_bytes(world: World, wire: Wire, depth: int) -> dict[Kind, int]:
-    out = {}
-    kept = world.method.personal_at_start(world.layout.layers(depth), world.masked_size(depth))
-    size = (int((~kept).sum()),)
-    if world.method.uploads == "bits":
-        out[Kind.MASK] = length(Kind.MASK, size, Codec.PACKED_BITS)
-    elif wire.sends_shared:
-        out[wire.shared_kind] = length(wire.shared_kind, size, world.codec)
-    if norms := wire.norms_size(depth):
-        out[Kind.NORMS] = length(Kind.NORMS, (norms,), world.codec)
-    return out
 
 
 def estimate(world: World, probe_steps: int = 5) -> Estimate:
@@ -138,7 +124,7 @@ def _probe_evaluation(world: World, rows_at_most: int = 512) -> float:
             pass
     per_row = (time.perf_counter() - began) / max(2 * timed, 1)
     f, r = world.federation, world.recipe
-    own = world.method.uploads == "nothing" or (getattr(world.method, "personalises", False) and r.personal_ratio > 0)
+    own = world.method.uploads == "nothing" or (world.method.personalises and r.personal_ratio > 0)
     tests = sum(len(t) for t in f.test)
     passes = (2 if own else 1) * (sum(f.sizes) + tests) + len(set(world.depths)) * len(f.global_test)
     times = -(-r.rounds // r.eval_every)

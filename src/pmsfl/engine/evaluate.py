@@ -136,8 +136,7 @@ class Evaluator:
         """The plain parameters of a bottom [Q_d]: the global ones, or with what a client kept of its own."""
         view = self.world.plain_view(depth)
         local = None if memory is None else memory.plain
-        shared = state.plain[view.index[view.shared]]
-        return self.world.client_plain(shared, depth, local)[: view.bottom]
+        return self.world.client_plain(state.plain[view.sent], depth, local)[: view.bottom]
 
     def client_jobs(self, state: State, draw: int, rows: list[Tensor]) -> Iterator[Job]:
         """Every client with its own bottom, in chunks of one depth."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from pmsfl.engine.plan import local_steps
 from pmsfl.methods import Method
 
 if TYPE_CHECKING:
@@ -43,12 +44,9 @@ def _method_notes(world: World) -> list[str]:
     for t in range(world.recipe.rounds):
         for c in world.plan(t).clients:
             times[c] = times.get(c, 0) + 1
-    per_round = {c: -(-_steps(world, c) * world.recipe.batch // int(world.sizes[c])) for c in times}
+    r = world.recipe
+    per_round = {c: -(-local_steps(r, world.sizes[c]) * r.batch // int(world.sizes[c])) for c in times}
     return world.method.notes(max(n * per_round[c] for c, n in times.items()), max(times.values()))
-
-
-def _steps(world: World, client: int) -> int:
-    return -(-world.recipe.epochs * int(world.sizes[client]) // world.recipe.batch)
 
 
 def _batch_notes(world: World) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,10 +26,15 @@ class PlainView:
     local: Tensor  # bool [q]: trained, and kept by the client
     bottom: int  # how many of them belong to the bottom; the rest is the head
 
-    @property
+    @cached_property
     def shared(self) -> Tensor:
         """bool [q]: trained, sent and merged."""
         return self.trained & ~self.local
+
+    @cached_property
+    def sent(self) -> Tensor:
+        """Where the shared ones stand in the global vector: int64."""
+        return self.index[self.shared]
 
     @staticmethod
     def of(world: World, depth: int) -> PlainView:

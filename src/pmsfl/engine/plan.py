@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,13 +60,18 @@ class RoundPlan:
         """Whose upload counts."""
         return tuple(not late for late in self.late) or (True,) * len(self.clients)
 
-    @property
+    @cached_property
     def groups(self) -> dict[int, list[int]]:
         """Positions in `clients` by depth, shallow first; within a group the order of the plan."""
         by_depth: dict[int, list[int]] = {}
         for i, d in enumerate(self.depths):
             by_depth.setdefault(d, []).append(i)
         return dict(sorted(by_depth.items()))
+
+
+def local_steps(recipe: Recipe, samples: int) -> int:
+    """R_k = ⌈E·n_k/B⌉: full mini-batches in a client's round."""
+    return -(-recipe.epochs * int(samples) // recipe.batch)
 
 
 def cohort_size(recipe: Recipe, eligible: int) -> int:
@@ -85,7 +91,7 @@ def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], de
     k = cohort_size(recipe, len(eligible))
     order = permutation(keys.at(Stream.SAMPLING, round_), len(eligible))[:k]
     sampled = [int(c) for c in eligible[order.cpu().numpy()]]
-    steps = {c: -(-recipe.epochs * int(sizes[c]) // recipe.batch) for c in sampled}
+    steps = {c: local_steps(recipe, sizes[c]) for c in sampled}
     failed, late = _faults(recipe, keys, round_, sampled)
     for c in late:
         steps[c] = max(1, steps[c] // 2)

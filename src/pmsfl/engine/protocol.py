@@ -189,19 +189,23 @@ class Wire:
 
     def finish_bytes(self, done: Finished, i: int) -> dict[Kind, int]:
         """Encoded lengths of `write_finish`."""
-        w, out = self.world, {}
+        out: dict[Kind, int] = {}
         space = done.values.shape[1]
         new = done.fresh[i].nonzero().squeeze(1)
         if len(new) and self.sends_shared:
             header = length(Kind.PERSONAL, (0,), Codec.PACKED_BITS)
             out[Kind.PERSONAL] = header + len(encode_indices(new.cpu(), space))
-        count = int(done.contributes[i].sum())
+        return out | self.upload_bytes(int(done.contributes[i].sum()), done.plain.shape[1])
+
+    def upload_bytes(self, coordinates: int, norms: int) -> dict[Kind, int]:
+        """Encoded lengths of an upload of so many coordinates and norms, without new personal indices."""
+        w, out = self.world, {}
         if w.method.uploads == "bits":
-            out[Kind.MASK] = length(Kind.MASK, (count,), Codec.PACKED_BITS)
+            out[Kind.MASK] = length(Kind.MASK, (coordinates,), Codec.PACKED_BITS)
         elif self.sends_shared:
-            out[self.shared_kind] = length(self.shared_kind, (count,), w.codec)
-        if size := done.plain.shape[1]:
-            out[Kind.NORMS] = length(Kind.NORMS, (size,), w.codec)
+            out[self.shared_kind] = length(self.shared_kind, (coordinates,), w.codec)
+        if norms:
+            out[Kind.NORMS] = length(Kind.NORMS, (norms,), w.codec)
         return out
 
 
@@ -222,5 +226,5 @@ def count(ledger: Ledger, direction: Direction, costs: dict[Kind, int], clients:
 def count_encoded(ledger: Ledger, direction: Direction, data: bytes) -> bytes:
     """Enter every message in `data` by its encoded length; returns the data."""
     for m in split(data):
-        ledger.add(m.kind, direction, len(m.encode()))
+        ledger.add(m.kind, direction, m.encoded_bytes)
     return data

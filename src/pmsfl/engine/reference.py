@@ -46,7 +46,7 @@ class ReferenceExecutor:
     def _begin(self, state: State, plan: RoundPlan, i: int) -> Bottoms:
         w, client, depth = self.world, plan.clients[i], plan.depths[i]
         shared, view = w.sent(state.shared, depth), w.plain_view(depth)
-        data = self.wire.write_start(state.round, client, shared, state.plain[view.index[view.shared]])
+        data = self.wire.write_start(state.round, client, shared, state.plain[view.sent])
         count_encoded(self.ledger, Direction.DOWN, data)
         shared, plain = self.wire.read_start(data, depth, shared)
         return Bottoms(w, state.round, [client], depth, [plan.steps[i]], shared, plain, state.bank, vectorised=False)
@@ -113,14 +113,14 @@ class ReferenceExecutor:
             p, view = w.masked_size(depth), w.plain_view(depth)
             values, contributes, plain, _ = self.wire.read_finish(data, depth, known)
             uploads.values[i, :p], uploads.contributes[i, :p] = values, contributes
-            uploads.plain[i, view.index[view.shared]] = plain
-            uploads.plain_held[i, view.index[view.shared]] = True
+            uploads.plain[i, view.sent] = plain
+            uploads.plain_held[i, view.sent] = True
         return uploads
 
     def _remembered(self, memory: Memory | None, depth: int) -> Tensor:
         """What the server remembers of a client's personal set: it was sent once, when it grew."""
         w = self.world
-        known = w.method.personal_at_start(w.layout.layers(depth), w.masked_size(depth)).to(w.device)
+        known = w.kept_from_start(depth).clone()
         if memory is not None:
             known[memory.indices] = True
         return known

@@ -194,9 +194,7 @@ class Server:
         holders = torch.zeros(len(w.frozen), device=w.device)
         if w.method.uploads != "nothing":
             for depth, on_time in zip(self.plan.depths, self.plan.on_time, strict=True):
-                size = w.masked_size(depth)
-                kept = w.method.personal_at_start(w.layout.layers(depth), size).to(w.device)
-                holders[:size] += (~kept) * on_time
+                holders[: w.masked_size(depth)] += ~w.kept_from_start(depth) * on_time
         return holders
 
     def _with_server(self, vector: Tensor, server: Tensor, start: int, holders: Tensor) -> Tensor:

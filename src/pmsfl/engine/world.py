@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +63,16 @@ class World:
         self.cut_codec = CODECS.get(recipe.cut_codec, self.codec)
         self.label_codec = label_codec(self.federation.classes)
         self._plain_views: dict[int, PlainView] = {}
+        self._kept: dict[int, Tensor] = {}
         self._load_data()
         self._initialise()
         self._exit_runner = ExitRunner(self.model)
-        self.why_looped = why_not_vectorised(self.model, self.input_shape, max(self.depths))
+
+    @cached_property
+    def why_looped(self) -> str | None:
+        """Why clients cannot run all at once, None if they can. Found out when somebody wants to know: it takes a
+        trial of the model."""
+        return why_not_vectorised(self.model, self.input_shape, max(self.depths))
 
     def _check_fit(self) -> None:
         """PmsflError where recipe, data and model do not go together: before anything is written."""
@@ -179,6 +186,13 @@ class World:
         if depth not in self._plain_views:
             self._plain_views[depth] = PlainView.of(self, depth)
         return self._plain_views[depth]
+
+    def kept_from_start(self, depth: int) -> Tensor:
+        """Coordinates that a client of this depth keeps to itself by design: bool [P_d]. Not to be written to."""
+        if depth not in self._kept:
+            kept = self.method.personal_at_start(self.layout.layers(depth), self.masked_size(depth))
+            self._kept[depth] = kept.to(self.device)
+        return self._kept[depth]
 
     def client_plain(self, shared: Tensor, depth: int, local: Tensor | None) -> Tensor:
         """A client's plain parameters [q]: as built, with what the server sent and what the client kept put in."""

@@ -30,6 +30,7 @@ class Method:
     trains: Trains = "weights"
     masks = False  # do frozen weights run under a mask?
     uploads: Uploads = "weights"
+    personalises = False  # does the set of personal coordinates grow?
     compensates = False  # does the server's θ of a block join the merge (Eq. 9)?
     exits = False  # does every client block have a classifier of its own?
     samples_masks = False  # are forward masks random? then evaluation averages over several

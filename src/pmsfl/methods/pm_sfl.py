@@ -22,7 +22,7 @@ class PMSFL(Method):
     masks = True
     uploads: Uploads = "bits"
     samples_masks = True
-    personalises = True  # does the personal set grow?
+    personalises = True
     compensates = True
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from pmsfl.report.page_parts import Facts
 from pmsfl.report.page_style import document, grid
 from pmsfl.report.page_svg import escape
 from pmsfl.run import Run
+from pmsfl.rundir import write_whole
 
 NAME = "report.html"
 
@@ -21,15 +22,8 @@ NAME = "report.html"
 def write_page(run: Run) -> Path:
     """Write report.html into the run's directory and return its path. An unfinished run has one too."""
     path = run.path / NAME
-    write_text(path, render(run))
+    write_whole(path, render(run))
     return path
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def render(run: Run) -> str:

@@ -11,12 +11,11 @@ from pmsfl.report.compare import Difference, Group, Record
 from pmsfl.report.comparison import difference_rows, figure_rows
 from pmsfl.report.console import human_bytes
 from pmsfl.report.interval import summarise
-from pmsfl.report.page import write_text
 from pmsfl.report.page_charts import Axis, Series, line_chart, stacked_rows
 from pmsfl.report.page_parts import ACCURACY, ENTROPY, LOSS, Metrics, plural, rounds_axis
 from pmsfl.report.page_style import card, document, grid, table
 from pmsfl.report.page_svg import escape, known
-from pmsfl.rundir import RunDirectory
+from pmsfl.rundir import RunDirectory, write_whole
 
 SHOWN = 24  # groups a chart can hold: eight colours, plain and dashed
 
@@ -29,7 +28,7 @@ def write_comparison(
     """Write the page; `found` says where the groups' runs lie."""
     place = {id(record): path for path, record in found}
     curves = [[RunDirectory(place[id(r)]).metrics() for r in g.records] for g in groups]
-    write_text(page, render(groups, gaps, curves))
+    write_whole(page, render(groups, gaps, curves))
 
 
 def render(groups: Sequence[Group], gaps: Sequence[Difference], curves: Sequence[Sequence[Metrics]]) -> str:

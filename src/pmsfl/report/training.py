@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from pmsfl.engine.cost import Estimate, estimate
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
@@ -29,7 +31,7 @@ from pmsfl.report.console import (
 )
 from pmsfl.report.listing import aggregation, evaluations
 from pmsfl.report.progress import Watcher, depth_line
-from pmsfl.run import Run, set_threads, train
+from pmsfl.run import Run, train
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Choice:
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads {self.threads}: take at least 1")
         if self.threads is not None:
-            set_threads(self.threads)
+            torch.set_num_threads(self.threads)
 
 
 def play(choice: Choice, out: Path | None, resume: bool, executor: str, dry: bool, as_json: bool) -> None:

@@ -77,6 +77,11 @@ class Message:
     client: int = 0
     step: int = 0
 
+    @property
+    def encoded_bytes(self) -> int:
+        """How long `encode` is."""
+        return HEADER_BYTES + _DIM_BYTES * len(self.shape) + len(self.payload)
+
     def encode(self) -> bytes:
         """The message as bytes; WireError where `decode` would refuse them."""
         _check_payload(self.shape, self.codec, len(self.payload))
@@ -84,8 +89,7 @@ class Message:
             value = getattr(self, name)
             if not 0 <= value <= _U32:
                 raise WireError(f"{name} is {value}, which does not fit 0..{_U32}")
-        total = HEADER_BYTES + _DIM_BYTES * len(self.shape) + len(self.payload)
-        _check_total(total, MAX_BYTES)
+        _check_total(self.encoded_bytes, MAX_BYTES)
         tags = (_known_kind(self.kind), _known_codec(self.codec), len(self.shape))
         places = (self.run, self.round, self.client, self.step)
         header = _HEADER.pack(MAGIC, VERSION, *tags, *places, len(self.payload))
