@@ -112,7 +112,8 @@ def bottoms_of(world: World, state: State, clients: list[int], steps: list[int])
     depth = world.depths[clients[0]]
     view = world.plain_view(depth)
     shared, plain = state.shared[: world.masked_size(depth)], state.plain[view.sent]
-    return Bottoms(world, state.round, clients, depth, steps, shared, plain, state.bank, True)
+    clock = world.clock(state.round)
+    return Bottoms(world, clock, state.round, clients, depth, steps, shared, plain, state.bank, True)
 
 
 def distinct(values: Tensor) -> list[float]:

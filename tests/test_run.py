@@ -67,10 +67,10 @@ def stop(monkeypatch: pytest.MonkeyPatch, round_: int, error: BaseException, ste
     """Raise `error` in the middle of a round, counted from 0."""
     original = Server.step
 
-    def failing(self: Server, step_: int, *args: Any) -> Any:
-        if self.plan.round == round_ and step_ == step:
+    def failing(self: Server, *args: Any) -> Any:
+        if self.plan.round == round_ and int(self.clock.step) == step:
             raise error
-        return original(self, step_, *args)
+        return original(self, *args)
 
     monkeypatch.setattr(Server, "step", failing)
 
@@ -82,11 +82,11 @@ import sys, time, torch, pmsfl
 from pmsfl.engine.server import Server
 torch.set_num_threads(1)
 original = Server.step
-def slow(self, step, *args):
-    if self.plan.round == 5 and step == 1:
+def slow(self, *args):
+    if self.plan.round == 5 and int(self.clock.step) == 1:
         print("in the middle of round 6", flush=True)
         time.sleep(60)
-    return original(self, step, *args)
+    return original(self, *args)
 Server.step = slow
 pmsfl.run("demo", sys.argv[2:], out=sys.argv[1], device="cpu")
 """
@@ -188,7 +188,7 @@ def test_a_loss_that_is_no_number_keeps_the_rounds_before_it(tmp_path: Path, mon
     def poisoned(self: Server, *args: Any) -> Any:
         gradients = original(self, *args)
         if self.plan.round == 4:
-            self.loss_sum *= float("nan")
+            self.rows.loss_sum *= float("nan")
         return gradients
 
     monkeypatch.setattr(Server, "step", poisoned)

@@ -50,6 +50,12 @@ class Recipe:
     seed: int = knob(0, "every random draw derives from it", "run", low=0, high=2**63 - 1)
     rounds: int = knob(40, "communication rounds T", "run", low=1)
     dtype: str = knob("float32", "arithmetic of the whole run", "run", choices=("float32", "float64"))
+    precision: str = knob(
+        "auto",
+        "forward passes in bf16 or in the full dtype; auto: bf16 on a GPU",
+        "run",
+        choices=("auto", "bf16", "full"),
+    )
     eval_every: int = knob(10, "rounds between evaluations; the last round always is", "run", low=1)
     checkpoint_every: int = knob(10, "rounds between checkpoints", "run", low=1)
     keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)

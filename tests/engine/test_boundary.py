@@ -160,16 +160,16 @@ def without_norms(*_: object) -> SplitModel:
 def test_the_union_returns_each_client_its_own_mean_gradient(depths: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmsfl.engine.world.make_model", without_norms)
     world = tiny_world(method="splitfed", depths=depths, cohort=5, lr_server=0.0)
-    server = Server(world, State.initial(world), world.plan(0))
+    server = Server(world, State.initial(world), world.plan(0), world.clock(0))
     groups = world.plan(0).groups
     batch = world.recipe.batch
     smashed = {
         d: normal(root(d, Stream.NOISE), len(g) * batch * 6).reshape(len(g), batch, 6) for d, g in groups.items()
     }
     labels = {d: (torch.arange(len(g) * batch) % 4).reshape(len(g), batch) for d, g in groups.items()}
-    returned = server.step(0, smashed, labels)
+    returned = server.step(smashed, labels)
 
-    views = world.layout.top(server.masked[0], server.plain[0], world.cut)
+    views = world.layout.top(server.rows.masked[0], server.rows.plain[0], world.cut)
     weights = {n: v.detach().clone().requires_grad_() for n, v in views.items()}
     total = {n: torch.zeros_like(v) for n, v in weights.items()}
     for d, q in smashed.items():
@@ -181,7 +181,7 @@ def test_the_union_returns_each_client_its_own_mean_gradient(depths: str, monkey
             for n, g in zip(weights, grads, strict=True):
                 total[n] += g / sum(map(len, smashed.values()))
     # With lr 0 nothing moved, and momentum holds exactly the first gradient (plus weight decay's share).
-    first = world.layout.top(server.masked_optimiser.first[0], server.plain_optimiser.first[0], world.cut)
+    first = world.layout.top(server.rows.masked_optimiser.first[0], server.rows.plain_optimiser.first[0], world.cut)
     for n, g in total.items():
         torch.testing.assert_close(first[n], g + world.recipe.weight_decay * weights[n])
 
@@ -196,13 +196,14 @@ def test_the_server_steps_once_per_union_or_once_per_client_batch() -> None:
 
 def test_the_sequential_server_serves_clients_in_an_order_that_changes() -> None:
     world = tiny_world(schedule="sequential", lr_server=0.5, cohort=5)
-    server = Server(world, State.initial(world), world.plan(0))
+    server = Server(world, State.initial(world), world.plan(0), world.clock(0))
     q = {2: normal(root(0, Stream.NOISE), 6 * 8 * 4).reshape(1, 6, 8, 2, 2).repeat(5, 1, 1, 1, 1)}
     y = {2: (torch.arange(6) % 4).repeat(5, 1)}
     firsts = set()
-    for step in range(8):
-        size = server.step(step, q, y)[2].flatten(1).norm(dim=1)  # equal batches: gradients shrink turn by turn
+    for _ in range(8):
+        size = server.step(q, y)[2].flatten(1).norm(dim=1)  # equal batches: gradients shrink turn by turn
         firsts.add(int(size.argmax()))
+        server.clock.step += 1
     assert len(firsts) > 1
 
 
@@ -213,8 +214,10 @@ def test_a_client_that_is_done_leaves_the_union() -> None:
     plan = world.plan(0)
     assert plan.steps == (5, 1)
     short = bottoms_of(world, State.initial(world), list(plan.clients), list(plan.steps))
-    before = short.trained.clone()
-    q, _ = short.forward(3, 1)
-    short.backward(torch.ones_like(q))
-    assert torch.equal(short.trained[1], before[1])
-    assert not torch.equal(short.trained[0], before[0])
+    before = short.rows.trained.clone()
+    short.clock.step += 3
+    first = short.first(1)
+    q, _ = first.forward()
+    first.backward(torch.ones_like(q))
+    assert torch.equal(short.rows.trained[1], before[1])
+    assert not torch.equal(short.rows.trained[0], before[0])

@@ -52,15 +52,14 @@ def test_head_gradients_are_means_over_each_clients_own_batch() -> None:
     from pmsfl.engine.state import State
 
     state = State.initial(world)
-    plan = world.plan(0)
-    bottoms = CohortExecutor(world, Ledger()).begin(state, plan, 2, list(range(len(plan.clients))))
-    bottoms.forward(0, 2)
+    bottoms = CohortExecutor(world, Ledger()).begin(state).groups[2]
+    bottoms.forward()
     features = torch.randn(2, 6, 16, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     gradient, _ = bottoms.answer(features, [0, 1])
     head = world.layout.head(state.plain[world.layout.plain_ends[4] :])
     for i in range(2):
         f = features[i].clone().requires_grad_()
-        loss = F.cross_entropy(functional_call(world.model, head, (f, 4)), world.y[bottoms.rows[i, 0]])
+        loss = F.cross_entropy(functional_call(world.model, head, (f, 4)), world.y[bottoms.rows.batches[i, 0]])
         (expected,) = torch.autograd.grad(loss, f)
         assert torch.allclose(gradient[i], expected, atol=1e-12)
 

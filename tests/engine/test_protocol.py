@@ -30,8 +30,8 @@ def lengths(data: bytes) -> dict[Kind, int]:
 def finished(world: World) -> Finished:
     """Two clients at the end of a round."""
     bottoms, p = bottoms_of(world, State.initial(world), [1, 3], [1, 1]), world.masked_size(world.cut)
-    if world.method.theta(bottoms.trained) is not None:
-        bottoms.trained += normal(root(5, Stream.NOISE), 2 * p).reshape(2, p)
+    if world.method.theta(bottoms.rows.trained) is not None:
+        bottoms.rows.trained += normal(root(5, Stream.NOISE), 2 * p).reshape(2, p)
     return bottoms.finish()
 
 

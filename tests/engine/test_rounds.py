@@ -161,11 +161,14 @@ def test_theta_and_scores_stay_within_the_clip(clip: float, depths: str) -> None
 def test_one_mask_per_round_is_one_mask() -> None:
     world = tiny_world(mask_per="round", lr_score=0.0)
     each = tiny_world(mask_per="batch", lr_score=0.0)
-    drawn = []
+    drawn: list[list[Tensor | None]] = []
     for w in (world, each):
         plan = w.plan(0)
         bottoms = bottoms_of(w, State.initial(w), list(plan.clients), list(plan.steps))
-        drawn.append([bottoms._uniform(bottoms.ids, step) for step in (0, 1)])
+        drawn.append([])
+        for _ in range(2):
+            drawn[-1].append(bottoms._uniform())
+            bottoms.clock.step += 1
     assert torch.equal(*drawn[0])  # type: ignore[arg-type]
     assert not torch.equal(*drawn[1])  # type: ignore[arg-type]
 
@@ -193,7 +196,7 @@ def test_norms_that_are_never_sent_are_what_a_new_client_already_has(norms: str)
     assert 4 not in world.plan(0).clients
     state, _, _ = play(world, rounds=1)
     newcomer = bottoms_of(world, state, [4], [1])
-    assert torch.equal(newcomer.plain[0], world.initial_plain[: world.plain_size(4)])
+    assert torch.equal(newcomer.rows.plain[0], world.initial_plain[: world.plain_size(4)])
 
 
 # --- personalisation
@@ -246,8 +249,8 @@ def test_no_personalisation_means_no_personal_state() -> None:
 def merged_by_hand(world: World, server_theta: Tensor, client_bit: float) -> tuple[Tensor, list[float]]:
     """The shared vector after uploads that are all `client_bit`, and each layer's share of holders."""
     plan = world.plan(0)
-    server = Server(world, State.initial(world), plan)
-    server.masked = torch.logit(server_theta).unsqueeze(0)
+    server = Server(world, State.initial(world), plan, world.clock(0))
+    server.rows.masked = torch.logit(server_theta).unsqueeze(0)
     uploads = Uploads.empty(world, len(plan.clients))
     for i, d in enumerate(plan.depths):
         uploads.contributes[i, : world.masked_size(d)] = True
@@ -285,7 +288,8 @@ def test_with_equal_depths_compensation_changes_nothing(masked_top: bool) -> Non
 
 def test_weights_are_averaged_over_their_holders_alone() -> None:
     world = tiny_world(method="splitfed", depths="1,2,2,2,2", cohort=5, aggregate="sampled")
-    server, plan, p = Server(world, State.initial(world), world.plan(0)), world.plan(0), world.masked_size(2)
+    plan, p = world.plan(0), world.masked_size(2)
+    server = Server(world, State.initial(world), plan, world.clock(0))
     uploads = Uploads.empty(world, 5)
     for i, d in enumerate(plan.depths):
         uploads.contributes[i, : world.masked_size(d)] = True
@@ -294,7 +298,7 @@ def test_weights_are_averaged_over_their_holders_alone() -> None:
     assert torch.allclose(state.shared[: world.masked_size(1)], torch.tensor(2.0, dtype=torch.float64))
     deep = [i for i, d in enumerate(plan.depths) if d == 2]
     assert torch.allclose(state.shared[world.masked_size(1) : p], torch.tensor(sum(deep) / 4, dtype=torch.float64))
-    assert torch.equal(state.shared[p:], server.masked[0][p - world.masked_size(1) :])
+    assert torch.equal(state.shared[p:], server.rows.masked[0][p - world.masked_size(1) :])
 
 
 # --- weighting and priors
@@ -304,7 +308,7 @@ def test_clients_weigh_equally_or_by_their_samples() -> None:
     for weighting, expected in (("equal", [1.0] * 3), ("samples", None)):
         world = tiny_world(weighting=weighting)
         plan = world.plan(0)
-        server = Server(world, State.initial(world), plan)
+        server = Server(world, State.initial(world), plan, world.clock(0))
         wanted = expected or [float(world.sizes[c]) for c in plan.clients]
         assert server._weights().tolist() == wanted
 
@@ -371,17 +375,17 @@ def test_an_executor_counts_into_the_ledger_it_was_given() -> None:
 
 def test_one_mask_per_round_stays_the_same_while_scores_move() -> None:
     world = tiny_world(mask_per="round", lr_score=2.0)
-    plan = world.plan(0)
-    bottoms = CohortExecutor(world, Ledger()).begin(State.initial(world), plan, 2, list(range(len(plan.clients))))
-    drawn = []
-    for step in range(2):
-        q, _ = bottoms.forward(step, 1)
-        uniform = bottoms._uniform(bottoms.ids[:1], step)
+    bottoms = CohortExecutor(world, Ledger()).begin(State.initial(world)).groups[2]
+    first, drawn = bottoms.first(1), []
+    for _ in range(2):
+        q, _ = first.forward()
+        uniform = first._uniform()
         assert uniform is not None
-        drawn.append(uniform < torch.sigmoid(bottoms.trained[:1]))
-        bottoms.backward(torch.ones_like(q))
+        drawn.append(uniform < torch.sigmoid(first.rows.trained))
+        first.backward(torch.ones_like(q))
+        bottoms.clock.step += 1
     assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(bottoms.trained[:1] > 0, bottoms.start[:1] > 0)
+    assert not torch.equal(first.rows.trained > 0, bottoms.start[:1] > 0)
 
 
 def test_a_batch_of_one_needs_a_norm_that_does_not_average_over_it() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
 from pmsfl.methods import make_method
-from pmsfl.methods.depthfl import exit_loss
+from pmsfl.methods.depthfl import distillation, exit_loss
 from pmsfl.models.dropout import KeyedDropout
 from tests.conftest import play, tiny_recipe, tiny_world
 
@@ -66,13 +66,13 @@ def test_exit_loss_is_cross_entropy_plus_pairwise_divergence() -> None:
                 if i != j:
                     student, teacher = logits[a, i].log_softmax(-1), logits[a, j].softmax(-1)
                     expected += F.kl_div(student, teacher, reduction="batchmean") / 2
-    assert exit_loss(logits, labels, 99, 100).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert exit_loss(logits, labels, distillation(99, 100)).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_distillation_is_ramped_and_teachers_get_no_gradient() -> None:
     logits = torch.tensor([[[[2.0, 0.0]], [[0.0, 1.0]]]], dtype=torch.float64, requires_grad=True)
     labels = torch.zeros(1, 1, dtype=torch.int64)
-    early, late = exit_loss(logits, labels, 0, 100), exit_loss(logits, labels, 90, 100)
+    early, late = (exit_loss(logits, labels, distillation(r, 100)) for r in (0, 90))
     assert late > early
     (grad,) = torch.autograd.grad(late, logits)
     student, teacher = logits[0, 0, 0].softmax(-1), logits[0, 1, 0].softmax(-1)

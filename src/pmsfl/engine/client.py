@@ -4,6 +4,7 @@ under `cohort`. P masked coordinates and Q plain parameters of that depth; A ≤
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pmsfl.engine.optim import RowOptimiser
+from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
-from pmsfl.engine.world import World, learning_rate
+from pmsfl.engine.world import World
 from pmsfl.masks.bernoulli import entropy_bits, keep_mask
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, uniform
@@ -47,11 +49,12 @@ class Finished:
 
 
 class Bottoms:
-    """K clients' bottoms through one round."""
+    """K clients' bottoms through one round. `rows` and `clock` are all that a step reads and moves."""
 
     def __init__(
         self,
         world: World,
+        clock: Clock,
         round_: int,
         clients: list[int],
         depth: int,
@@ -61,124 +64,135 @@ class Bottoms:
         bank: dict[int, Memory],
         vectorised: bool,
     ) -> None:
-        self.world, self.round, self.depth = world, round_, depth
+        self.world, self.clock, self.round, self.depth = world, clock, round_, depth
         self.clients, self.vectorised = clients, vectorised
-        self.ids = torch.tensor(clients, device=world.device)
         self.layers = world.layout.layers(depth)
         self.frozen = world.frozen[: world.masked_size(depth)]
         self.memories = [bank.get(c) for c in clients]
-        self.trained = world.method.start(shared).repeat(len(clients), 1)
         self.view = world.plain_view(depth)
-        self.plain = torch.stack(
-            [world.client_plain(plain, depth, None if m is None else m.plain) for m in self.memories]
-        )
         self.personal = world.kept_from_start(depth).repeat(len(clients), 1)
-        self._recall()
-        self.start = self.trained.clone()
-        self._round_draw: Tensor | None = None  # with mask_per = "round": gives the same mask in every step
+        trained = world.method.start(shared).repeat(len(clients), 1)
+        self._recall(trained)
+        self.start = trained.clone()
         self.before = world.method.theta(self.start)
-        self._plan_batches(steps)
-        self._start_optimisers()
+        self.rows = self._rows(steps, trained, plain)
 
-    def _recall(self) -> None:
+    def _recall(self, trained: Tensor) -> None:
         """Personal coordinates come from the client's own memory."""
         for i, m in enumerate(self.memories):
-            if m is None:
-                continue
-            self.personal[i, m.indices] = True
-            self.trained[i, m.indices] = m.values
+            if m is not None and len(m.indices):
+                self.personal[i, m.indices] = True
+                trained[i, m.indices] = m.values
 
-    def _plan_batches(self, steps: list[int]) -> None:
-        w = self.world
-        longest = max(steps)
-        self.rows = torch.zeros(len(steps), longest, w.recipe.batch, dtype=torch.int64, device=w.device)
-        for i, (c, r) in enumerate(zip(self.clients, steps, strict=True)):
-            self.rows[i, :r] = w.batch_rows(c, self.round, r)
-
-    def _start_optimisers(self) -> None:
-        r = self.world.recipe
-        masks = self.world.method.trains == "scores"
-        if masks:
-            self.masked_optimiser = RowOptimiser.fresh("adam", self.trained)
+    def _rows(self, steps: list[int], trained: Tensor, sent: Tensor) -> ClientRows:
+        w, r = self.world, self.world.recipe
+        ids = torch.tensor(self.clients, device=w.device)
+        local = [None if m is None else m.plain for m in self.memories]
+        plain = torch.stack([w.client_plain(sent, self.depth, own) for own in local])
+        batches = torch.zeros(len(steps), max(steps), r.batch, dtype=torch.int64, device=w.device)
+        for i, (c, n) in enumerate(zip(self.clients, steps, strict=True)):
+            batches[i, :n] = w.batch_rows(c, self.round, n)
+        if w.method.trains == "scores":
+            masked = RowOptimiser.fresh("adam", trained)
         else:
-            self.masked_optimiser = RowOptimiser.fresh(r.client_optimiser, self.trained, r.momentum, r.weight_decay)
-        self.plain_optimiser = RowOptimiser.fresh(r.client_optimiser, self.plain, r.momentum, r.weight_decay)
-        rounds = r.rounds
-        self.lr_plain = learning_rate(r.lr_client, r.lr_schedule, self.round, rounds)
-        self.lr_masked = learning_rate(r.lr_score, r.score_schedule, self.round, rounds) if masks else self.lr_plain
+            masked = RowOptimiser.fresh(r.client_optimiser, trained, r.momentum, r.weight_decay)
+        others = RowOptimiser.fresh(r.client_optimiser, plain, r.momentum, r.weight_decay)
+        rows = ClientRows(ids, batches, trained, plain, masked, others, self._round_draw(ids))
         if r.client_state == "persistent":
-            for i, m in enumerate(self.memories):
-                for name, optimiser in self._optimisers():
-                    for k, v in optimiser.tensors().items():
-                        if m is not None and f"{name}.{k}" in m.optimiser:
-                            v[i] = m.optimiser[f"{name}.{k}"]
+            self._recall_optimisers(rows)
+        return rows
 
-    def _optimisers(self) -> tuple[tuple[str, RowOptimiser], tuple[str, RowOptimiser]]:
-        return ("masked", self.masked_optimiser), ("plain", self.plain_optimiser)
+    def _round_draw(self, ids: Tensor) -> Tensor | None:
+        w = self.world
+        if w.recipe.mask_per != "round" or not w.method.samples_masks:
+            return None
+        drawn = uniform(w.keys.client(Stream.FORWARD, ids, self.round), self.start.shape[1], w.dtype)
+        return keep_mask(torch.sigmoid(self.start), drawn)
+
+    def _recall_optimisers(self, rows: ClientRows) -> None:
+        for i, m in enumerate(self.memories):
+            for name, optimiser in _optimisers(rows):
+                for k, v in optimiser.tensors().items():
+                    if m is not None and f"{name}.{k}" in m.optimiser:
+                        v[i] = m.optimiser[f"{name}.{k}"]
 
     # --- steps
 
-    def forward(self, step: int, active: int) -> tuple[Tensor, Tensor]:
-        """Smashed data [A, B, ...] and the labels [A, B] that may leave; keeps the graph for `backward`."""
-        w, ids = self.world, self.ids[:active]
-        self._rows = self.rows[:active, step]
-        x = w.inputs(self._rows, w.keys.client(Stream.AUGMENT, ids, self.round, step))
-        self._masked = self.trained[:active].detach()
-        self._plain = self.plain[:active].detach()
-        self._masked.requires_grad_(w.method.trains != "nothing")
-        self._plain.requires_grad_(bool(self.view.trained.any()))
-        self._head_gradient: Tensor | None = None
-        effective = w.method.effective(self._masked, self.frozen, self._uniform(ids, step))
-        smashed = self._run(effective, x, w.keys.client(Stream.DROPOUT, ids, self.round, step))
-        self._smashed = w.method.smash(smashed, w.keys.client(Stream.NOISE, ids, self.round, step))
-        return self._smashed.detach(), w.public_y[self._rows]
+    def first(self, active: int) -> Bottoms:
+        """Only the clients still at work, on the same memory."""
+        return self.on(self.rows.first(active), self.clock)
 
-    def _run(self, effective: Tensor, x: Tensor, dropout: Tensor) -> Tensor:
-        w = self.world
+    def on(self, rows: ClientRows, clock: Clock) -> Bottoms:
+        """The same clients' step on other tensors."""
+        other = copy.copy(self)
+        other.rows, other.clock = rows, clock
+        return other
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Smashed data [K, B, ...] and the labels [K, B] that may leave; keeps the graph for `backward`."""
+        w, rows, clock = self.world, self.rows, self.clock
+        self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
+        x = w.inputs(self._batch, self._keys(Stream.AUGMENT))
+        self._masked = rows.trained.detach().requires_grad_(w.method.trains != "nothing")
+        self._plain = rows.plain.detach().requires_grad_(self.view.trains)
+        self._head_gradient: Tensor | None = None
+        effective = w.method.effective(self._masked, self.frozen, self._uniform())
+        with w.precision():
+            smashed = self._run(effective, x)
+            self._smashed = w.method.smash(smashed, self._keys(Stream.NOISE))
+        return self._smashed.detach(), w.public_y[self._batch]
+
+    def _keys(self, stream: Stream) -> Tensor:
+        return self.world.keys.client(stream, self.rows.ids, self.clock.round, self.clock.step)
+
+    def _run(self, effective: Tensor, x: Tensor) -> Tensor:
+        w, dropout = self.world, self._keys(Stream.DROPOUT)
         plain = self._plain[:, : self.view.bottom]
         self._local_loss: Tensor | None = None
         if not w.method.exits:
             return w.run_bottoms(effective, plain, x, self.depth, dropout, self.vectorised)
         smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, dropout, self.vectorised)
-        self._local_loss = exit_loss(logits, w.y[self._rows], self.round, w.recipe.rounds)
+        self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
         return smashed
 
-    def _uniform(self, ids: Tensor, step: int) -> Tensor | None:
+    def _uniform(self) -> Tensor | None:
         w = self.world
         if not w.method.samples_masks:
             return None
-        if w.recipe.mask_per == "batch":
-            return uniform(w.keys.client(Stream.FORWARD, ids, self.round, step), self.trained.shape[1], w.dtype)
-        if self._round_draw is None:
-            drawn = uniform(w.keys.client(Stream.FORWARD, self.ids, self.round), self.trained.shape[1], w.dtype)
-            self._round_draw = keep_mask(torch.sigmoid(self.start), drawn)
-        return self._round_draw[: len(ids)]
+        if self.rows.round_draw is not None:
+            return self.rows.round_draw
+        return uniform(self._keys(Stream.FORWARD), self.rows.trained.shape[1], w.dtype)
 
-    def answer(self, features: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    def answer(self, features: Tensor, places: list[int] | None) -> tuple[Tensor, Tensor]:
         """The U-shape's middle: the head and the loss are here.
 
-        features [a, B, ...] of the clients at `places`; returns dL/dfeatures as the mean over each client's own
-        batch, and the sum of the clients' losses. The labels never leave.
+        features [a, B, ...] of the clients at `places` (None: all); returns dL/dfeatures as the mean over each
+        client's own batch, and the sum of the clients' losses. The labels never leave.
         """
         w = self.world
-        head = self._plain[places][:, self.view.bottom :].detach().requires_grad_()
+        chosen = slice(None) if places is None else places
+        head = self._plain[chosen, self.view.bottom :].detach().requires_grad_()
         inputs = features.detach().requires_grad_()
-        y = w.y[self._rows[places]]
+        y = w.y[self._batch[chosen]]
 
         def one(views: dict[str, Tensor], f: Tensor) -> Tensor:
             out: Tensor = functional_call(w.model, views, (f, w.model.depth))
             return out
 
-        logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised)
+        with w.precision():
+            logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised).to(w.dtype)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         gradient, own = torch.autograd.grad(loss, (inputs, head))
-        if self._head_gradient is None:
-            self._head_gradient = torch.zeros_like(self._plain[:, self.view.bottom :])
-        self._head_gradient[places] = own
+        if places is None:
+            self._head_gradient = own
+        else:
+            if self._head_gradient is None:
+                self._head_gradient = torch.zeros_like(self._plain[:, self.view.bottom :])
+            self._head_gradient[places] = own
         return gradient, loss.detach()
 
     def backward(self, gradient: Tensor) -> None:
-        """Backpropagate dL/dq [A, B, ...] of the last forward pass and take one optimiser step."""
+        """Backpropagate dL/dq [K, B, ...] of the last forward pass and take one optimiser step."""
         leaves = [t for t in (self._masked, self._plain) if t.requires_grad and t.numel()]
         outputs, weights = [self._smashed], [gradient]
         if self._local_loss is not None:
@@ -188,44 +202,45 @@ class Bottoms:
         grads = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=True):
             if leaf is self._masked:
-                self.masked_optimiser.step(self.trained, grad, self.lr_masked)
-                self.world.method.project(self.trained)
+                self.rows.masked_optimiser.step(self.rows.trained, grad, self.clock.lr_masked)
+                self.world.method.project(self.rows.trained)
             else:
                 self._step_plain(grad)
 
     def _step_plain(self, grad: Tensor) -> None:
         if self._head_gradient is not None:
             grad = torch.cat((grad[:, : self.view.bottom], self._head_gradient), 1)
-        still = ~self.view.trained
-        before = self.plain[:, still]
-        self.plain_optimiser.step(self.plain, grad, self.lr_plain)
-        self.plain[:, still] = before  # weight decay must not move what is frozen
+        plain = self.rows.plain
+        before = plain.clone()
+        self.rows.plain_optimiser.step(plain, grad, self.clock.lr_plain)
+        if not self.view.trains_all:  # weight decay must not move what is frozen
+            plain.copy_(torch.where(self.view.trained, plain, before))
 
     # --- end of the round
 
     def finish(self) -> Finished:
         """Choose personal coordinates, draw the upload, write the clients' memories."""
-        w = self.world
+        w, trained = self.world, self.rows.trained
         method = w.method
         participations = torch.tensor([self._participations(m) for m in self.memories])
-        after = method.theta(self.trained)
+        after = method.theta(trained)
         grown = self.personal
         if after is not None and self.before is not None:
             noise = None
             if w.recipe.personal_order == "random":
-                keys = w.keys.client(Stream.UPLOAD, self.ids, self.round, 1)
+                keys = w.keys.client(Stream.UPLOAD, self.rows.ids, self.round, 1)
                 noise = uniform(keys, after.shape[1], w.dtype)
             grown = method.grow_personal(self.before, after, self.personal, participations, self.layers, noise)
         drawn = None
         if method.samples_masks:
-            keys = w.keys.client(Stream.UPLOAD, self.ids, self.round)
-            drawn = uniform(keys, self.trained.shape[1], w.dtype)
-        noise_keys = w.keys.client(Stream.NOISE, self.ids, self.round, -1)
+            keys = w.keys.client(Stream.UPLOAD, self.rows.ids, self.round)
+            drawn = uniform(keys, trained.shape[1], w.dtype)
+        noise_keys = w.keys.client(Stream.NOISE, self.rows.ids, self.round, -1)
         return Finished(
-            method.upload(method.protect_update(self.start, self.trained, noise_keys), drawn),
+            method.upload(method.protect_update(self.start, trained, noise_keys), drawn),
             ~grown,
             grown & ~self.personal,
-            self.plain[:, self.view.shared],
+            self.rows.plain[:, self.view.shared_places],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
             None if after is None or not method.samples_masks else self._entropy(after),
             None if after is None or self.before is None else self._disagreement(self.before, after),
@@ -241,10 +256,10 @@ class Bottoms:
         indices = personal.nonzero().squeeze(1)
         optimiser: dict[str, Tensor] = {}
         if r.client_state == "persistent":
-            for name, o in self._optimisers():
+            for name, o in _optimisers(self.rows):
                 optimiser |= {f"{name}.{k}": v[i].clone() for k, v in o.tensors().items()}
-        plain = self.plain[i, self.view.local] if bool(self.view.local.any()) else None
-        return Memory(indices, self.trained[i, indices], participations, plain, optimiser)
+        plain = self.rows.plain[i, self.view.local_places] if len(self.view.local_places) else None
+        return Memory(indices, self.rows.trained[i, indices], participations, plain, optimiser)
 
     def _entropy(self, theta: Tensor) -> Tensor:
         bits = entropy_bits(theta)
@@ -255,3 +270,7 @@ class Bottoms:
         """Of the coordinates each client still shared, the share that crossed 0.5; 0 where it shared none."""
         shared = ~self.personal
         return (disagree(before, after) & shared).sum(1) / shared.sum(1).clamp_min(1)
+
+
+def _optimisers(rows: ClientRows) -> tuple[tuple[str, RowOptimiser], tuple[str, RowOptimiser]]:
+    return ("masked", rows.masked_optimiser), ("plain", rows.plain_optimiser)

@@ -5,6 +5,8 @@ Nothing is encoded; the ledger gets the lengths that the same messages have on t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,22 @@ from pmsfl.engine.client import Bottoms, Finished
 from pmsfl.engine.metrics import RoundMetrics, collect
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count
-from pmsfl.engine.server import Batches, Server, Uploads
+from pmsfl.engine.rows import Clock
+from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind
 from pmsfl.wire.tensors import round_trip
+
+
+@dataclass
+class Playing:
+    """A round under way."""
+
+    plan: RoundPlan
+    server: Server
+    groups: dict[int, Bottoms]  # by depth, shallow first
 
 
 class CohortExecutor:
@@ -33,27 +45,34 @@ class CohortExecutor:
 
     def round(self, state: State) -> tuple[State, RoundMetrics]:
         """One round: the next state, and what was seen on the way."""
+        play = self.begin(state)
+        for active in play.plan.active:
+            self.step(play, active)
+        return self.finish(play)
+
+    def begin(self, state: State) -> Playing:
+        """The round after `state`, ready for its first step."""
         w = self.world
         w.model.train()
-        plan = w.plan(state.round)
-        server = Server(w, state, plan)
-        groups = {d: self.begin(state, plan, d, places) for d, places in plan.groups.items()}
-        steps = {d: [plan.steps[i] for i in places] for d, places in plan.groups.items()}
-        for step in range(max(plan.steps)):
-            active = {d: sum(r > step for r in steps[d]) for d in groups}
-            self.step(server, groups, {d: a for d, a in active.items() if a}, step)
-        done = {d: b.finish() for d, b in groups.items()}
+        plan, clock = w.plan(state.round), w.clock(state.round)
+        groups = {d: self._bottoms(state, plan, clock, d, places) for d, places in plan.groups.items()}
+        self._count_steps(plan)
+        return Playing(plan, Server(w, state, plan, clock), groups)
+
+    def finish(self, play: Playing) -> tuple[State, RoundMetrics]:
+        """The end of a round whose steps are done."""
+        plan, done = play.plan, {d: b.finish() for d, b in play.groups.items()}
         done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(plan, done)
-        return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
+        return play.server.finish(uploads, memories), collect(self.world, play.server, list(done.values()), plan)
 
-    def begin(self, state: State, plan: RoundPlan, depth: int, places: list[int]) -> Bottoms:
-        """The clients of one depth, ready for their first step."""
+    def _bottoms(self, state: State, plan: RoundPlan, clock: Clock, depth: int, places: list[int]) -> Bottoms:
         w = self.world
         count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
         view = w.plain_view(depth)
         return Bottoms(
             w,
+            clock,
             plan.round,
             [plan.clients[i] for i in places],
             depth,
@@ -64,37 +83,46 @@ class CohortExecutor:
             self.vectorised,
         )
 
-    def step(self, server: Server, groups: dict[int, Bottoms], active: dict[int, int], step: int) -> None:
-        """One step of the active clients (the first of each group) and of the server."""
-        smashed, labels = {}, {}
-        for d, a in active.items():
-            q, labels[d] = groups[d].forward(step, a)
-            smashed[d] = self._over_wire(q)
-            costs = self.wire.step_bytes(tuple(q.shape[1:]))
-            count(self.ledger, Direction.DOWN, {Kind.GRADIENT: costs.pop(Kind.GRADIENT)}, a)
-            count(self.ledger, Direction.UP, costs, a)
+    def _count_steps(self, plan: RoundPlan) -> None:
+        """The bytes of all steps: every batch is full, so they are known before the first."""
+        w = self.world
+        for depth, places in plan.groups.items():
+            times = sum(plan.steps[i] for i in places)
+            costs = self.wire.step_bytes((w.recipe.batch, *w.smashed_shapes[depth]))
+            count(self.ledger, Direction.DOWN, {Kind.GRADIENT: costs.pop(Kind.GRADIENT)}, times)
+            count(self.ledger, Direction.UP, costs, times)
+            if w.u_shape:
+                cost = self.wire.feature_bytes((w.recipe.batch, *w.smashed_shapes[w.model.depth]))
+                count(self.ledger, Direction.DOWN, {Kind.FEATURES: cost}, times)
+                count(self.ledger, Direction.UP, {Kind.FEATURE_GRADIENT: cost}, times)
 
-        def answer(features: Batches, places: dict[int, list[int]]) -> tuple[Batches, Tensor]:
+    def step(self, play: Playing, active: dict[int, int]) -> None:
+        """One step of the active clients (the first of each depth) and of the server."""
+        self._union_step(play.server, {d: play.groups[d].first(a) for d, a in active.items()})
+
+    def _union_step(self, server: Server, groups: dict[int, Bottoms]) -> None:
+        smashed, labels = {}, {}
+        for d, clients in groups.items():
+            q, labels[d] = clients.forward()
+            smashed[d] = self._over_wire(q)
+
+        def answer(features: Batches, places: Places) -> tuple[Batches, Tensor]:
             return self._answer(groups, features, places)
 
-        gradients = server.step(step, smashed, labels, answer if self.world.u_shape else None)
+        gradients = server.step(smashed, labels, answer if self.world.u_shape else None)
         for d, gradient in gradients.items():
             groups[d].backward(self._over_wire(gradient))
+        server.clock.step += 1
 
     def _over_wire(self, t: Tensor) -> Tensor:
         """What the other side would receive."""
         return round_trip(t, self.world.cut_codec) if self.rounds_cut else t
 
-    def _answer(
-        self, groups: dict[int, Bottoms], features: Batches, places: dict[int, list[int]]
-    ) -> tuple[Batches, Tensor]:
+    def _answer(self, groups: dict[int, Bottoms], features: Batches, places: Places) -> tuple[Batches, Tensor]:
         gradients, losses = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
         for d, f in features.items():
-            gradient, loss = groups[d].answer(self._over_wire(f), places[d])
+            gradient, loss = groups[d].answer(self._over_wire(f), None if places is None else places[d])
             gradients[d], losses = self._over_wire(gradient), losses + loss
-            cost = self.wire.feature_bytes(tuple(f.shape[1:]))
-            count(self.ledger, Direction.DOWN, {Kind.FEATURES: cost}, len(f))
-            count(self.ledger, Direction.UP, {Kind.FEATURE_GRADIENT: cost}, len(f))
         return gradients, losses
 
     def _upload(self, plan: RoundPlan, done: dict[int, Finished]) -> tuple[Uploads, dict[int, Memory]]:

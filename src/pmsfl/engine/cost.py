@@ -12,7 +12,6 @@ from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.plan import RoundPlan, local_steps
 from pmsfl.engine.protocol import Wire, count
-from pmsfl.engine.server import Server
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.models.inspect import CutCost, cut_cost, smashed_shape
@@ -84,7 +83,7 @@ def estimate(world: World, probe_steps: int = 5) -> Estimate:
     """Plan every round (they are all known in advance) and time a few steps of the first."""
     plans = [world.plan(t) for t in range(world.recipe.rounds)]
     costs = client_costs(world)
-    seconds = _probe(world, plans[0], probe_steps)
+    seconds = _probe(world, probe_steps)
     work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper
     in_first = len(plans[0].clients)
     evaluation = _probe_evaluation(world)
@@ -131,18 +130,14 @@ def _probe_evaluation(world: World, rows_at_most: int = 512) -> float:
     return per_row * passes * evaluator.draws * times
 
 
-def _probe(world: World, plan: RoundPlan, steps: int) -> float:
+def _probe(world: World, steps: int) -> float:
     """Seconds per step with the whole cohort at work, the first one left out."""
-    state = State.initial(world)
     executor = CohortExecutor(world, Ledger())
-    world.model.train()
-    server = Server(world, state, plan)
-    groups = {d: executor.begin(state, plan, d, places) for d, places in plan.groups.items()}
-    steps = min(steps, min(plan.steps))
+    play = executor.begin(State.initial(world))
     times = []
-    for step in range(max(steps, 1)):
+    for _ in range(max(min(steps, min(play.plan.steps)), 1)):
         began = time.perf_counter()
-        executor.step(server, groups, {d: len(b.clients) for d, b in groups.items()}, step)
+        executor.step(play, play.plan.active[0])
         if world.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)

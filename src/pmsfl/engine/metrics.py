@@ -38,7 +38,7 @@ def diverged(round_: int, what: str) -> PmsflError:
 
 def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:
     """The metrics of a round. Raises where the loss is no number: the state before the round is still good."""
-    loss = float(server.loss_sum) / max(server.samples, 1)
+    loss = float(server.rows.loss_sum) / max(server.samples, 1)
     if not math.isfinite(loss):
         raise diverged(plan.round, f"the loss is {loss}")
     bits: dict[str, list[float]] = {}

@@ -1,7 +1,7 @@
 """SGD and Adam as functions on rows: a cohort's parameters are one [K, n] tensor, its state too.
 
 torch.optim keeps one step count per parameter; here rows of clients leave the step one by one, so the count is
-a tensor with one entry per row, and the active rows are a slice.
+a tensor with one entry per row.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ class RowOptimiser:
         steps = like.new_zeros(like.shape[0], 1)
         return RowOptimiser(kind, torch.zeros_like(like), second, steps, momentum, weight_decay)
 
-    def step(self, parameters: Tensor, gradient: Tensor, lr: float) -> None:
-        """Move the first rows of `parameters` in place; gradient [A, n] with A ≤ K."""
-        a = gradient.shape[0]
-        p, first = parameters[:a], self.first[:a]
+    def step(self, parameters: Tensor, gradient: Tensor, lr: float | Tensor) -> None:
+        """Move `parameters` [K, n] in place; gradient [K, n]."""
+        p, first, second, steps = parameters, self.first, self.second, self.steps
+        gradient = gradient.to(p.dtype)
         if self.weight_decay:
             gradient = gradient + self.weight_decay * p
         if self.kind == "sgd":
             first.mul_(self.momentum).add_(gradient)
             p.sub_(lr * first)
             return
-        second, steps = self.second[:a], self.steps[:a]
         steps += 1
         first.lerp_(gradient, 1.0 - BETA_1)
         second.mul_(BETA_2).addcmul_(gradient, gradient, value=1.0 - BETA_2)

@@ -32,9 +32,29 @@ class PlainView:
         return self.trained & ~self.local
 
     @cached_property
+    def shared_places(self) -> Tensor:
+        """The shared ones among a client's own: int64. Found once, because looking stops a GPU."""
+        return self.shared.nonzero().squeeze(1)
+
+    @cached_property
+    def local_places(self) -> Tensor:
+        """Those that stay with the client, among its own: int64."""
+        return self.local.nonzero().squeeze(1)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Is any of them trained?"""
+        return bool(self.trained.any())
+
+    @cached_property
+    def trains_all(self) -> bool:
+        """Are all of them?"""
+        return bool(self.trained.all())
+
+    @cached_property
     def sent(self) -> Tensor:
         """Where the shared ones stand in the global vector: int64."""
-        return self.index[self.shared]
+        return self.index[self.shared_places]
 
     @staticmethod
     def of(world: World, depth: int) -> PlainView:

@@ -32,11 +32,11 @@ class Keys:
         """Where the keys are."""
         return self.roots[Stream.FROZEN].device
 
-    def client(self, stream: Stream, clients: Tensor | int, round_: int, step: int | Tensor = 0) -> Tensor:
+    def client(self, stream: Stream, clients: Tensor | int, round_: int | Tensor, step: int | Tensor = 0) -> Tensor:
         """The key of each client for one round and step: int64, the shape of `clients`."""
         return fold(fold(fold(self.roots[stream], clients), round_), step)
 
-    def at(self, stream: Stream, *place: int) -> Tensor:
+    def at(self, stream: Stream, *place: int | Tensor) -> Tensor:
         """A key that belongs to no client: the stream's root folded with each number."""
         key = self.roots[stream]
         for number in place:
@@ -67,6 +67,14 @@ class RoundPlan:
         for i, d in enumerate(self.depths):
             by_depth.setdefault(d, []).append(i)
         return dict(sorted(by_depth.items()))
+
+    @cached_property
+    def active(self) -> list[dict[int, int]]:
+        """For every step, how many clients of each depth are still at work; depths with none are left out."""
+        longest = max(self.steps, default=0)
+        steps = {d: [self.steps[i] for i in places] for d, places in self.groups.items()}
+        counts = [{d: sum(r > step for r in own) for d, own in steps.items()} for step in range(longest)]
+        return [{d: n for d, n in at.items() if n} for at in counts]
 
 
 def local_steps(recipe: Recipe, samples: int) -> int:

@@ -12,7 +12,8 @@ from pmsfl.engine.client import Bottoms, Finished
 from pmsfl.engine.metrics import RoundMetrics, collect
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count_encoded
-from pmsfl.engine.server import Batches, Server, Uploads
+from pmsfl.engine.rows import Clock
+from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
@@ -33,38 +34,40 @@ class ReferenceExecutor:
         w = self.world
         w.model.train()
         plan = w.plan(state.round)
-        server = Server(w, state, plan)
-        clients = [self._begin(state, plan, i) for i in range(len(plan.clients))]
+        clock = w.clock(state.round)
+        server = Server(w, state, plan, clock)
+        clients = [self._begin(state, plan, clock, i) for i in range(len(plan.clients))]
         for step in range(max(plan.steps)):
             active = [i for i, r in enumerate(plan.steps) if r > step]
             self._step(server, clients, active, step)
+            clock.step += 1
         done = {i: b.finish() for i, b in enumerate(clients) if plan.on_time[i]}
         uploads = self._upload(state, plan, done)
         memories = {plan.clients[i]: d.memories[0] for i, d in done.items()}
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
-    def _begin(self, state: State, plan: RoundPlan, i: int) -> Bottoms:
+    def _begin(self, state: State, plan: RoundPlan, clock: Clock, i: int) -> Bottoms:
         w, client, depth = self.world, plan.clients[i], plan.depths[i]
         shared, view = w.sent(state.shared, depth), w.plain_view(depth)
         data = self.wire.write_start(state.round, client, shared, state.plain[view.sent])
         count_encoded(self.ledger, Direction.DOWN, data)
         shared, plain = self.wire.read_start(data, depth, shared)
-        return Bottoms(w, state.round, [client], depth, [plan.steps[i]], shared, plain, state.bank, vectorised=False)
+        steps = [plan.steps[i]]
+        return Bottoms(w, clock, state.round, [client], depth, steps, shared, plain, state.bank, vectorised=False)
 
     def _step(self, server: Server, bottoms: list[Bottoms], active: list[int], step: int) -> None:
         plan, inbox = server.plan, {}
         for i in active:
-            smashed, labels = bottoms[i].forward(step, 1)
+            smashed, labels = bottoms[i].forward()
             data = self.wire.write_step(plan.round, plan.clients[i], step, smashed[0], labels[0])
             inbox[i] = self.wire.read_step(count_encoded(self.ledger, Direction.UP, data))
         groups = {d: [i for i in places if i in inbox] for d, places in plan.groups.items()}
         groups = {d: group for d, group in groups.items() if group}
 
-        def answer(features: Batches, places: dict[int, list[int]]) -> tuple[Batches, Tensor]:
+        def answer(features: Batches, places: Places) -> tuple[Batches, Tensor]:
             return self._answer(server, bottoms, groups, features, places, step)
 
         gradients = server.step(
-            step,
             {d: torch.stack([inbox[i][0] for i in group]) for d, group in groups.items()},
             {d: torch.stack([inbox[i][1] for i in group]) for d, group in groups.items()},
             answer if self.world.u_shape else None,
@@ -81,7 +84,7 @@ class ReferenceExecutor:
         bottoms: list[Bottoms],
         groups: dict[int, list[int]],
         features: Batches,
-        places: dict[int, list[int]],
+        places: Places,
         step: int,
     ) -> tuple[Batches, Tensor]:
         """Features go down to the heads, their gradients come back, client by client."""
@@ -89,12 +92,12 @@ class ReferenceExecutor:
         gradients, losses = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
         for d, rows in features.items():
             answers = []
-            for place, f in zip(places[d], rows, strict=True):
-                i = groups[d][place]
+            chosen = groups[d] if places is None else [groups[d][place] for place in places[d]]
+            for i, f in zip(chosen, rows, strict=True):
                 data = self.wire.write_features(round_, clients[i], step, f, up=False)
                 count_encoded(self.ledger, Direction.DOWN, data)
                 received = self.wire.read_features(data, tuple(f.shape), up=False)
-                gradient, loss = bottoms[i].answer(received.unsqueeze(0), [0])
+                gradient, loss = bottoms[i].answer(received.unsqueeze(0), None)
                 losses = losses + loss
                 data = self.wire.write_features(round_, clients[i], step, gradient[0], up=True)
                 count_encoded(self.ledger, Direction.UP, data)

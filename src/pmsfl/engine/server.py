@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.rows import Clock, ServerRows
 from pmsfl.engine.state import Memory, State, server_optimisers
-from pmsfl.engine.world import World, learning_rate
+from pmsfl.engine.world import World
 from pmsfl.masks.aggregate import merge
 from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
@@ -21,8 +22,9 @@ from pmsfl.masks.random import Stream, fold, permutation, uniform
 from pmsfl.models.context import ForwardContext, forward_context
 
 Batches = dict[int, Tensor]  # depth -> [A, B, ...] of the clients cut there, shallow first
-# features of the clients at some places of each depth group -> dL/dfeatures, and the sum of their losses
-Answer = Callable[[Batches, dict[int, list[int]]], tuple[Batches, Tensor]]
+Places = dict[int, list[int]] | None  # which clients of each depth group; None: all
+# features of the clients at some places -> dL/dfeatures, and the sum of their losses
+Answer = Callable[[Batches, Places], tuple[Batches, Tensor]]
 
 
 @dataclass
@@ -43,46 +45,57 @@ class Uploads:
 
 
 class Server:
-    """The top through one round. It never changes the state it was given."""
+    """The top through one round. It never changes the state it was given; a step moves `rows` alone."""
 
-    def __init__(self, world: World, state: State, plan: RoundPlan) -> None:
-        self.world, self.state, self.plan = world, state, plan
-        r = world.recipe
+    def __init__(self, world: World, state: State, plan: RoundPlan, clock: Clock) -> None:
+        self.world, self.state, self.plan, self.clock = world, state, plan, clock
         self.p, self.q = world.masked_size(world.cut), world.plain_size(world.cut)
         self.frozen = world.frozen[self.p :]
         self.scores = world.server_masks()
+        self.samples = sum(plan.steps) * world.recipe.batch
         shared = state.shared[self.p :]
-        self.masked = (world.method.start(shared) if self.scores else shared.clone()).unsqueeze(0)
-        self.plain = state.plain[self.q : world.server_plain_end].clone().unsqueeze(0)
-        self.masked_optimiser = copy.deepcopy(state.masked_optimiser)
-        self.plain_optimiser = copy.deepcopy(state.plain_optimiser)
-        if self.scores:  # scores start from the global θ each round, so their moments start anew too
-            self.masked_optimiser = server_optimisers(world)[0]
-        self.lr_plain = learning_rate(r.lr_server, r.lr_schedule, plan.round, r.rounds)
-        self.lr_masked = self.lr_plain
-        if self.scores:
-            self.lr_masked = learning_rate(r.lr_score, r.score_schedule, plan.round, r.rounds)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
-        self.samples = 0
-        self._round_draw: Tensor | None = None
+        masked = (world.method.start(shared) if self.scores else shared.clone()).unsqueeze(0)
+        # scores start from the global θ each round, so their moments start anew too
+        optimiser = server_optimisers(world)[0] if self.scores else copy.deepcopy(state.masked_optimiser)
+        self.rows = ServerRows(
+            masked,
+            state.plain[self.q : world.server_plain_end].clone().unsqueeze(0),
+            optimiser,
+            copy.deepcopy(state.plain_optimiser),
+            torch.zeros((), dtype=torch.float64, device=world.device),
+            self._round_draw(masked),
+        )
+
+    def _round_draw(self, masked: Tensor) -> Tensor | None:
+        """With one mask per round: what repeats its first mask in every step."""
+        w = self.world
+        if w.recipe.mask_per != "round" or not (self.scores and w.method.samples_masks):
+            return None
+        first = uniform(w.keys.at(Stream.SERVER, self.plan.round), masked.shape[1], w.dtype).unsqueeze(0)
+        return keep_mask(torch.sigmoid(masked), first)
+
+    def on(self, rows: ServerRows, clock: Clock) -> Server:
+        """The same step on other tensors."""
+        other = copy.copy(self)
+        other.rows, other.clock = rows, clock
+        return other
 
     # --- a step
 
-    def step(self, step: int, smashed: Batches, labels: Batches, answer: Answer | None = None) -> Batches:
+    def step(self, smashed: Batches, labels: Batches, answer: Answer | None = None) -> Batches:
         """One server step; dL/dq for every client, as the mean over its own batch (Eq. 4).
 
         answer: asks the clients for dL/dfeatures where they hold the head (the U-shape).
         """
-        key = fold(self.world.keys.at(Stream.SERVER, self.plan.round), step)
+        key = self.world.keys.at(Stream.SERVER, self.clock.round, self.clock.step)
         if self.world.recipe.schedule == "sequential":
-            return self._sequential(step, key, smashed, labels, answer)
-        places = {d: list(range(len(q))) for d, q in smashed.items()}
-        return self._update(key, smashed, labels, answer, places)
+            return self._sequential(key, smashed, labels, answer)
+        return self._update(key, smashed, labels, answer, None)
 
-    def _sequential(self, step: int, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None) -> Batches:
+    def _sequential(self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None) -> Batches:
         """One step per client batch, in a random order that is new every time."""
         places = [(d, i) for d, q in smashed.items() for i in range(len(q))]
-        order = permutation(fold(self.world.keys.at(Stream.ORDER, self.plan.round), step), len(places))
+        order = permutation(self.world.keys.at(Stream.ORDER, self.clock.round, self.clock.step), len(places))
         out = {d: torch.empty_like(q) for d, q in smashed.items()}
         for turn, at in enumerate(order.tolist()):
             d, i = places[at]
@@ -90,28 +103,26 @@ class Server:
             out[d][i] = self._update(fold(key, turn + 1), one_q, one_y, answer, {d: [i]})[d][0]
         return out
 
-    def _update(
-        self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None, places: dict[int, list[int]]
-    ) -> Batches:
-        w = self.world
+    def _update(self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None, places: Places) -> Batches:
+        w, rows = self.world, self.rows
         trains = not self.scores or w.method.trains == "scores"
-        masked = self.masked.detach().requires_grad_(trains and self.masked.numel() > 0)
-        plain = self.plain.detach().requires_grad_(self.plain.numel() > 0)
+        masked = rows.masked.detach().requires_grad_(trains and rows.masked.numel() > 0)
+        plain = rows.plain.detach().requires_grad_(rows.plain.numel() > 0)
         inputs = {d: q.detach().requires_grad_() for d, q in smashed.items()}
-        with forward_context(ForwardContext(dropout_key=fold(key, 1))):
+        with forward_context(ForwardContext(dropout_key=fold(key, 1))), w.precision():
             out = self._forward(self.weights(masked, key), plain, inputs)
         leaves = [t for t in (masked, plain) if t.requires_grad]
-        clients = sum(len(q) for q in smashed.values())  # every batch is full: n_union / n_k
+        clients = sum(q.shape[0] for q in smashed.values())  # every batch is full: n_union / n_k
         target, weight = self._objective(out, smashed, labels, answer, places, clients)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=False):
             if leaf is masked:
-                self.masked_optimiser.step(self.masked, grad, self.lr_masked)
+                rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked)
                 if self.scores:
-                    w.method.project(self.masked)
+                    w.method.project(rows.masked)
             else:
-                self.plain_optimiser.step(self.plain, grad, self.lr_plain)
-        return {d: g * clients for d, g in zip(inputs, grads[len(leaves) :], strict=True)}
+                rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain)
+        return dict(zip(inputs, grads[len(leaves) :], strict=True))
 
     def _objective(
         self,
@@ -119,22 +130,25 @@ class Server:
         smashed: Batches,
         labels: Batches,
         answer: Answer | None,
-        places: dict[int, list[int]],
+        places: Places,
         clients: int,
     ) -> tuple[Tensor, Tensor | None]:
-        """What to differentiate, and with which weight: the mean loss over the union, or the clients' answer."""
-        rows = len(out)
-        self.samples += rows
-        batch = rows // clients
+        """What to differentiate, and with which weight: the sum of the clients' mean losses, or their answer.
+
+        It is the mean over the union times the number of clients, so what comes back to a client is the mean over
+        its own batch without a further rounding.
+        """
+        batch = self.world.recipe.batch
         if answer is None:
-            loss = F.cross_entropy(out, torch.cat([labels[d].flatten() for d in smashed]))
-            self.loss_sum += loss.detach().double() * rows
+            flat = torch.cat([labels[d].flatten() for d in smashed])
+            loss = F.cross_entropy(out.to(self.world.dtype), flat, reduction="sum") / batch
+            self.rows.loss_sum.add_(loss.detach() * batch)
             return loss, None
-        parts = torch.split(out.detach(), [len(q) * batch for q in smashed.values()])
+        parts = torch.split(out.detach(), [q.shape[0] * batch for q in smashed.values()])
         features = {d: f.reshape(-1, batch, *f.shape[1:]) for d, f in zip(smashed, parts, strict=True)}
         gradients, losses = answer(features, places)
-        self.loss_sum += losses.double() * batch
-        return out, torch.cat([gradients[d].flatten(0, 1) for d in smashed]) / clients
+        self.rows.loss_sum.add_(losses * batch)
+        return out, torch.cat([gradients[d].flatten(0, 1) for d in smashed])
 
     def weights(self, masked: Tensor, key: Tensor) -> Tensor:
         """The weights the server's blocks run with, [P − P_cut]."""
@@ -146,14 +160,10 @@ class Server:
         return self.world.method.effective(masked, self.frozen, drawn)[0]
 
     def _uniform(self, key: Tensor, masked: Tensor) -> Tensor:
-        """Uniforms of one forward pass [1, P − P_cut], or, with one mask per round, what repeats its first mask."""
-        w = self.world
-        if w.recipe.mask_per == "batch":
-            return uniform(key, masked.shape[1], w.dtype).unsqueeze(0)
-        if self._round_draw is None:
-            first = uniform(w.keys.at(Stream.SERVER, self.plan.round), masked.shape[1], w.dtype).unsqueeze(0)
-            self._round_draw = keep_mask(torch.sigmoid(masked.detach()), first)
-        return self._round_draw
+        """Uniforms of one forward pass [1, P − P_cut]."""
+        if self.rows.round_draw is not None:
+            return self.rows.round_draw
+        return uniform(key, masked.shape[1], self.world.dtype).unsqueeze(0)
 
     def _forward(self, masked: Tensor, plain: Tensor, inputs: Batches) -> Tensor:
         """Logits of the union, or its features where the head is on the clients."""
@@ -181,9 +191,9 @@ class Server:
         return State(
             state.round + 1,
             self._with_server(shared, self._server_shared(), self.p, self._holders()),
-            self._with_server(plain, self.plain[0], self.q, uploads.plain_held.sum(0)),
-            self.masked_optimiser,
-            self.plain_optimiser,
+            self._with_server(plain, self.rows.plain[0], self.q, uploads.plain_held.sum(0)),
+            copy.deepcopy(self.rows.masked_optimiser),  # the rows may serve the next round too
+            copy.deepcopy(self.rows.plain_optimiser),
             counts,
             state.bank | memories,
         )
@@ -216,7 +226,6 @@ class Server:
 
     def _server_shared(self) -> Tensor:
         """The server's blocks in the form the shared vector has: θ for scores, else as trained."""
-        if not self.scores:
-            return self.masked[0]
-        theta = self.world.method.theta(self.masked[0])
-        return self.masked[0] if theta is None else theta
+        masked = self.rows.masked[0]
+        theta = self.world.method.theta(masked) if self.scores else None
+        return masked if theta is None else theta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
@@ -17,12 +18,14 @@ from pmsfl.engine.budget import depths_by_budget
 from pmsfl.engine.notes import label_honesty, notes_of
 from pmsfl.engine.plain import PlainView
 from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, cohort_size, plan_round
+from pmsfl.engine.rows import Clock
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, integers, uniform
 from pmsfl.methods import Method, make_method
+from pmsfl.methods.depthfl import distillation
 from pmsfl.models.context import ForwardContext, forward_context
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
-from pmsfl.models.inspect import check_forward, has_norm, why_not_vectorised
+from pmsfl.models.inspect import check_forward, has_norm, smashed_shape, why_not_vectorised
 from pmsfl.models.norm import StaticBN
 from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
@@ -44,6 +47,7 @@ class World:
         self.recipe = recipe
         self.device = torch.device(device)
         self.dtype = DTYPES[recipe.dtype]
+        self.half = uses_half(recipe, self.device)
         self.federation = federation or federation_of(recipe)
         self.method: Method = make_method(self._with_damping(recipe))
         self.keys = Keys.of_seed(recipe.seed, self.device)
@@ -198,10 +202,37 @@ class World:
         """A client's plain parameters [q]: as built, with what the server sent and what the client kept put in."""
         view = self.plain_view(depth)
         plain = self.initial_plain[view.index]
-        plain[view.shared] = shared
+        plain[view.shared_places] = shared
         if local is not None:
-            plain[view.local] = local
+            plain[view.local_places] = local
         return plain
+
+    @cached_property
+    def smashed_shapes(self) -> dict[int, tuple[int, ...]]:
+        """The shape of one sample's smashed data after each block."""
+        return {d: smashed_shape(self.model, self.input_shape, d) for d in range(1, self.model.depth + 1)}
+
+    def clock(self, round_: int) -> Clock:
+        """The beginning of a round."""
+        r = self.recipe
+        plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.rounds)
+        scores = learning_rate(r.lr_score, r.score_schedule, round_, r.rounds)
+        server = learning_rate(r.lr_server, r.lr_schedule, round_, r.rounds)
+        rates = (
+            scores if self.method.trains == "scores" else plain,
+            plain,
+            scores if self.server_masks() else server,
+            server,
+            distillation(round_, r.rounds),
+        )
+        times = torch.tensor([round_, 0], device=self.device)
+        return Clock(*times.unbind(), *torch.tensor(rates, dtype=torch.float64, device=self.device).unbind())
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The arithmetic of forward passes: bf16 for convolutions and products where the recipe wants it."""
+        if not self.half:
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     # --- data
 
@@ -319,6 +350,14 @@ def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float
     if schedule == "constant":
         return base
     return base * 0.5 * (1.0 + math.cos(math.pi * round_ / rounds))
+
+
+def uses_half(recipe: Recipe, device: torch.device) -> bool:
+    """Do forward passes run in bf16? By default on a GPU; never in double precision."""
+    if recipe.precision == "bf16" and recipe.dtype == "float64":
+        raise PmsflError("precision = 'bf16' with dtype = 'float64': take precision = 'auto' or 'full'")
+    wanted = recipe.precision == "bf16" or (recipe.precision == "auto" and device.type == "cuda")
+    return wanted and recipe.dtype == "float32"
 
 
 def pick_device(name: str) -> torch.device:

@@ -32,11 +32,15 @@ class DepthFLWeights(Method):
     exits = True
 
 
-def exit_loss(logits: Tensor, labels: Tensor, round_: int, rounds: int) -> Tensor:
+def distillation(round_: int, rounds: int) -> float:
+    """The weight of distillation in a round: it comes in linearly over the first 30 % of the rounds."""
+    return min(1.0, (round_ + 1) / max(RAMP * rounds, 1.0))
+
+
+def exit_loss(logits: Tensor, labels: Tensor, ramp: float | Tensor) -> Tensor:
     """Σ over clients of their local loss. logits [A, d, B, C] of d classifiers, labels [A, B].
 
-    Cross-entropy of each classifier, plus KL between all pairs (the teacher detached, temperature 1), which is
-    ramped up linearly over the first 30 % of the rounds.
+    Cross-entropy of each classifier, plus ramp · KL between all pairs (the teacher detached, temperature 1).
     """
     a, d, b, c = logits.shape
     everyone = labels.unsqueeze(1).expand(a, d, b)
@@ -45,7 +49,6 @@ def exit_loss(logits: Tensor, labels: Tensor, round_: int, rounds: int) -> Tenso
         return loss
     student = logits.log_softmax(-1)
     teacher = student.detach()
-    ramp = min(1.0, (round_ + 1) / max(RAMP * rounds, 1.0))
     # KL(teacher j ‖ student i) for every ordered pair; i = j contributes nothing to the value or the gradient.
     p = teacher.exp()
     entropy = (p * teacher).sum((0, 2, 3)).sum() * (d - 1)
