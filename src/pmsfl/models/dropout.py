@@ -16,6 +16,8 @@ class KeyedDropout(nn.Module):
     channels: zeroes whole channels (axis 1) instead, as nn.Dropout2d does.
     """
 
+    any_layout = True
+
     def __init__(self, p: float, channels: bool = False) -> None:
         super().__init__()
         self.p = p

@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmsfl.models.beside import side_by_side
 from pmsfl.models.context import current
+from pmsfl.models.conv import GroupNorm
 
 
 class StaticBN(nn.Module):
     """Batch normalisation over all axes but the second. Input [B, C, ...], output the same shape."""
 
+    any_layout = True
     running_mean: Tensor
     running_var: Tensor
 
@@ -46,8 +49,11 @@ class StaticBN(nn.Module):
             count = mean.new_full((), x.numel() // x.shape[1])
             context.sums[self.name] = (count, mean, variance * count)
         if self.training:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            return side_by_side(self._by_batch, x, self.weight, self.bias)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+    def _by_batch(self, clients: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
 
     def _weighted(self, x: Tensor) -> Tensor:
         """Batch statistics over the rows that count, left in the context's sums if it collects them."""
@@ -89,6 +95,6 @@ def replace_by_group_norm(module: nn.Module) -> None:
     for name, child in module.named_children():
         if isinstance(child, StaticBN):
             groups = next(g for g in (32, 16, 8, 4, 2, 1) if child.features % g == 0)
-            setattr(module, name, nn.GroupNorm(groups, child.features, child.eps))
+            setattr(module, name, GroupNorm(groups, child.features, child.eps))
         else:
             replace_by_group_norm(child)

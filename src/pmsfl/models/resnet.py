@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pmsfl.models.conv import mean_over_pixels
 from pmsfl.models.norm import StaticBN
 from pmsfl.models.split import SplitModel
 
 
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with a shortcut. [B, c_in, H, W] → [B, c_out, H/stride, W/stride]."""
+
+    any_layout = True
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
@@ -30,12 +33,14 @@ class BasicBlock(nn.Module):
 class PoolLinear(nn.Module):
     """Global average pooling and a linear layer: the head. [B, C, H, W] → [B, classes]."""
 
+    any_layout = True
+
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.linear = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.linear(x.mean((2, 3)))
+        logits: Tensor = self.linear(mean_over_pixels(x))
         return logits
 
 

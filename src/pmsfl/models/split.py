@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pmsfl.errors import PmsflError
+from pmsfl.models.conv import allow_channels_last, convert_images
 from pmsfl.models.dropout import KeyedDropout, convert_dropout
 from pmsfl.models.norm import StaticBN, convert_batch_norm, replace_by_group_norm
 
@@ -21,7 +22,8 @@ MASKABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 class SplitModel(nn.Module):
-    """Blocks in a row and a head. Any nn.Module is a block; BatchNorm and Dropout are converted.
+    """Blocks in a row and a head. Any nn.Module is a block; torch's layers are converted where this library has
+    its own: BatchNorm, Dropout, Conv2d, AvgPool2d, GroupNorm.
 
     unmasked: prefixes of module names whose weights carry no masks (embeddings, say).
     """
@@ -32,8 +34,9 @@ class SplitModel(nn.Module):
             raise PmsflError("SplitModel: blocks is empty; give at least one nn.Module before the head")
         if len({id(part) for part in (*blocks, head)}) <= len(blocks):
             raise PmsflError("SplitModel: one module stands in two places; every block and the head need their own")
-        self.blocks = nn.ModuleList(convert_dropout(convert_batch_norm(b)) for b in blocks)
-        self.head = convert_dropout(convert_batch_norm(head))
+        self.blocks = nn.ModuleList(_converted(b) for b in blocks)
+        self.head = _converted(head)
+        allow_channels_last(*self.blocks, self.head)
         self.exits = nn.ModuleList()  # a classifier after every block, where a method wants them
         self.unmasked = tuple(unmasked)
         for i, (name, module) in enumerate(self.named_modules()):
@@ -175,6 +178,11 @@ class Layout:
     def layers(self, depth: int) -> list[Slot]:
         """The masked layers of a bottom of this depth."""
         return [s for s in self.masked if s.block < depth]
+
+
+def _converted(part: nn.Module) -> nn.Module:
+    """The part with the layers of this library in the place of torch's."""
+    return convert_images(convert_dropout(convert_batch_norm(part)))
 
 
 def _mask_carriers(model: SplitModel) -> set[str]:
