@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pmsfl.commands import Arg, Command
+from pmsfl.bench import command as benching
+from pmsfl.bench.setting import Setting
+from pmsfl.commands import Arg, Command, Group
 from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
@@ -20,6 +22,10 @@ SWEPT = Arg(
 )
 RUN = Arg("A run's directory.", metavar="RUN")
 CLIENT = Arg("Take this client's own model instead of the global one.", metavar="K")
+DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
+MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No data files are needed.", metavar="RECIPE")
+REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
+RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
 
 
@@ -31,7 +37,7 @@ def run(
     out: Annotated[Path | None, Arg("Run directory (new, or the one to resume).", metavar="DIR")] = None,
     resume: Annotated[bool, Arg("Go on with the run in --out, or this recipe's newest.")] = False,
     executor: Annotated[str, Arg("cohort is fast, reference is simple.", choices=("cohort", "reference"))] = "cohort",
-    device: Annotated[str, Arg("Where to compute.", choices=("auto", "cpu", "cuda"))] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     threads: Annotated[int | None, Arg("CPU threads torch may use.", metavar="N")] = None,
     dry_run: Annotated[bool, Arg("Only say what the run would cost.")] = False,
     as_json: Annotated[bool, JSON] = False,
@@ -74,7 +80,7 @@ def sweep(
     seeds: Annotated[int | None, Arg("Seeds 0 to N-1 of every cell; 1 unless told.", metavar="N")] = None,
     out: Annotated[Path | None, Arg("Where the runs go; sweeps/NAME unless told.", metavar="DIR")] = None,
     executor: Annotated[str, Arg("cohort is fast, reference is simple.", choices=("cohort", "reference"))] = "cohort",
-    device: Annotated[str, Arg("Where to compute.", choices=("auto", "cpu", "cuda"))] = "auto",
+    device: Annotated[str, DEVICE] = "auto",
     jobs: Annotated[int, Arg("Cells at once, each a process with one CPU thread.", metavar="N")] = 1,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
@@ -141,7 +147,51 @@ def predict(
     using.predict(path, file, client, out, as_json)
 
 
-COMMANDS: dict[str, Command] = {
+def bench_step(
+    recipe: Annotated[str | None, MEASURED] = None,
+    *,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    repeats: Annotated[int, REPEATS] = 10,
+    profile: Annotated[bool, Arg("Say where the time goes, by kind of kernel.")] = False,
+    record: Annotated[Path | None, RECORD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Time one step of the whole cohort against an eager loop over the same clients."""
+    benching.bench_step(Setting.of(recipe, changes or [], device, repeats), profile, record, as_json)
+
+
+def bench_round(
+    recipe: Annotated[str | None, MEASURED] = None,
+    *,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    device: Annotated[str, DEVICE] = "auto",
+    rounds: Annotated[int, Arg("Timed rounds of each variant; one more warms it up.", metavar="N")] = 5,
+    own_data: Annotated[bool, Arg("The recipe's own data and clients instead of clients of one size.")] = False,
+    record: Annotated[Path | None, RECORD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Time whole rounds: PM-SFL and SplitFed, clients cut at one depth and at all of them."""
+    benching.bench_rounds(Setting.of(recipe, changes or [], device, rounds), own_data, record, as_json)
+
+
+def bench_scale(
+    recipe: Annotated[str | None, MEASURED] = None,
+    *,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    clients: Annotated[str, Arg("Clients in a step, from few to many.", metavar="K,K")] = "10,20,50,100",
+    device: Annotated[str, DEVICE] = "auto",
+    repeats: Annotated[int, REPEATS] = 10,
+    record: Annotated[Path | None, RECORD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Time steps of growing cohorts, and their memory."""
+    benching.bench_scale(Setting.of(recipe, changes or [], device, repeats), clients, record, as_json)
+
+
+BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale}
+
+COMMANDS: dict[str, Command | Group] = {
     "run": run,
     "compare": compare,
     "ls": ls,
@@ -155,4 +205,5 @@ COMMANDS: dict[str, Command] = {
     "check-model": check_model,
     "export": export,
     "predict": predict,
+    "bench": Group("Measure speed: a step, a round, a growing cohort.", BENCH),
 }

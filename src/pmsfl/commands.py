@@ -21,7 +21,6 @@ from pmsfl.recipe_files import nearest
 from pmsfl.report.console import UsageError, complain, flush, say
 
 Command = Callable[..., None]
-Commands = Mapping[str, Command]
 
 PROGRAM = "pmsfl"
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -36,6 +35,17 @@ class Arg:
     name: str = ""
     metavar: str = ""
     choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under one name: `pmsfl bench step`."""
+
+    about: str
+    commands: Mapping[str, Command]
+
+
+Commands = Mapping[str, Command | Group]
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,8 @@ def _kind(annotation: Any) -> tuple[type, bool]:
 def main(commands: Commands, argv: Sequence[str], about: str) -> int:
     """Run the command that `argv` names and return the exit code."""
     arguments = list(argv) or ["--help"]
+    if len(arguments) == 1 and isinstance(commands.get(arguments[0]), Group):
+        arguments.append("--help")
     try:
         import typer  # noqa: F401
     except ImportError:
@@ -138,13 +150,22 @@ def _run_typer(commands: Commands, argv: list[str], about: str) -> int:
     import typer
 
     # No markup: help texts say [k=v] and mean it. No completion: it would install itself into shells.
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        help=about,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    style: dict[str, Any] = {
+        "add_completion": False,
+        "rich_markup_mode": None,
+        "pretty_exceptions_enable": False,
+        "context_settings": {"help_option_names": ["-h", "--help"]},
+    }
+
+    def add(app: Any, commands: Commands) -> Any:
+        for name, command in commands.items():
+            if isinstance(command, Group):
+                app.add_typer(add(typer.Typer(help=command.about, **style), command.commands), name=name)
+            else:
+                app.command(name, help=inspect.getdoc(command), short_help=_first_line(command))(_for_typer(command))
+        return app
+
+    app = typer.Typer(help=about, **style)
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -157,10 +178,8 @@ def _run_typer(commands: Commands, argv: list[str], about: str) -> int:
     flag = typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     root.__annotations__ = {"version": Annotated[bool, flag]}
     app.callback()(root)
-    for name, command in commands.items():
-        app.command(name, help=inspect.getdoc(command), short_help=_first_line(command))(_for_typer(command))
     try:
-        typer.main.get_command(app).main(args=argv, prog_name=PROGRAM)
+        typer.main.get_command(add(app, commands)).main(args=argv, prog_name=PROGRAM)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 0
     return 0
@@ -207,32 +226,37 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(complain(message, 2))
 
 
-def _run_argparse(commands: Commands, argv: list[str], about: str) -> int:
+def _run_argparse(commands: Commands, argv: list[str], about: str, above: str = "") -> int:
+    """above: the group that the commands belong to, with a space behind it."""
     name, rest = argv[0], argv[1:]
     if name in ("-h", "--help"):
-        return _overview(commands, about)
-    if name == "--version":
+        return _overview(commands, about, above)
+    if name == "--version" and not above:
         say(f"{PROGRAM} {__version__}")
         return 0
     if name not in commands:
         what = "option" if name.startswith("-") else "command"
         known = ["--help", "--version"] if name.startswith("-") else list(commands)
         return complain(f"no such {what} {name!r}: {nearest(name, known)}", 2)
-    parser = _parser(name, commands[name])
+    command = commands[name]
+    if isinstance(command, Group):
+        return _run_argparse(command.commands, rest, command.about, f"{name} ")
+    parser = _parser(above + name, command)
     try:
         found, unknown = parser.parse_known_intermixed_args(rest)
         if unknown:
-            known = [s for p in parameters(commands[name]) if not p.positional for s in p.spellings]
+            known = [s for p in parameters(command) if not p.positional for s in p.spellings]
             hint = f": {nearest(unknown[0], known)}" if unknown[0].startswith("-") and known else ""
             parser.error(f"unexpected {unknown[0]!r}{hint}")
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 0
-    return perform(commands[name], vars(found))
+    return perform(command, vars(found))
 
 
-def _overview(commands: Commands, about: str) -> int:
+def _overview(commands: Commands, about: str, above: str) -> int:
     width = max(map(len, commands))
-    lines = [f"usage: {PROGRAM} [--help] [--version] COMMAND ...", "", about, "", "commands:"]
+    version = "" if above else " [--version]"
+    lines = [f"usage: {PROGRAM} {above}[--help]{version} COMMAND ...", "", about, "", "commands:"]
     lines += [f"  {name:<{width}}  {_first_line(command)}" for name, command in commands.items()]
     say("\n".join(lines))
     return 0
@@ -257,5 +281,5 @@ def _parser(name: str, command: Command) -> _Parser:
     return parser
 
 
-def _first_line(command: Command) -> str:
-    return (inspect.getdoc(command) or "").splitlines()[0]
+def _first_line(command: Command | Group) -> str:
+    return (command.about if isinstance(command, Group) else inspect.getdoc(command) or "").splitlines()[0]
