@@ -56,6 +56,12 @@ class Recipe:
         "run",
         choices=("auto", "bf16", "full"),
     )
+    capture: str = knob(
+        "auto",
+        "steps on a GPU: auto compiles and records them, graph records them as they are, off plays each anew",
+        "run",
+        choices=("auto", "graph", "off"),
+    )
     eval_every: int = knob(10, "rounds between evaluations; the last round always is", "run", low=1)
     checkpoint_every: int = knob(10, "rounds between checkpoints", "run", low=1)
     keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)

@@ -15,7 +15,6 @@ from pmsfl.bench.setting import Setting
 from pmsfl.bench.synthetic import cohort_of, whole_cohort
 from pmsfl.bench.timing import peak_memory, ratio, reset_peak_memory, seconds_of, take_turns
 from pmsfl.engine.cohort import CohortExecutor
-from pmsfl.engine.server import Server
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
@@ -25,20 +24,15 @@ STEPS = 10  # in a block
 
 def play_steps(executor: CohortExecutor, state: State, steps: int) -> float:
     """Seconds of the first steps of a round, the whole cohort at work: batches gathered and augmented, masks drawn,
-    bottoms, top, optimisers, bytes counted. What begins the round is not in it (`bench round` has it)."""
-    world = executor.world
-    plan = world.plan(state.round)
-    assert steps <= min(plan.steps), "the federation was dealt too few samples"
-    world.model.train()
-    server = Server(world, state, plan)
-    groups = {d: executor.begin(state, plan, d, places) for d, places in plan.groups.items()}
-    active = {d: len(places) for d, places in plan.groups.items()}
+    bottoms, top, optimisers. What begins the round is not in it (`bench round` has it)."""
+    world, play = executor.world, executor.begin(state)
+    assert steps <= min(play.plan.steps), "the federation was dealt too few samples"
 
-    def play() -> None:
-        for step in range(steps):
-            executor.step(server, groups, active, step)
+    def go() -> None:
+        for _ in range(steps):
+            executor.step(play, play.plan.active[0])
 
-    return seconds_of(play, world.device)
+    return seconds_of(go, world.device)
 
 
 def measure_step(setting: Setting, profiled: bool = False, steps: int = STEPS) -> dict[str, Any]:

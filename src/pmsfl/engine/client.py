@@ -64,18 +64,29 @@ class Bottoms:
         bank: dict[int, Memory],
         vectorised: bool,
     ) -> None:
-        self.world, self.clock, self.round, self.depth = world, clock, round_, depth
-        self.clients, self.vectorised = clients, vectorised
+        self._furnish(world, depth, vectorised)
+        self.clock, self.round, self.clients = clock, round_, clients
         self.layers = world.layout.layers(depth)
-        self.frozen = world.frozen[: world.masked_size(depth)]
         self.memories = [bank.get(c) for c in clients]
-        self.view = world.plain_view(depth)
         self.personal = world.kept_from_start(depth).repeat(len(clients), 1)
         trained = world.method.start(shared).repeat(len(clients), 1)
         self._recall(trained)
         self.start = trained.clone()
         self.before = world.method.theta(self.start)
         self.rows = self._rows(steps, trained, plain)
+
+    @staticmethod
+    def hollow(world: World, depth: int, vectorised: bool) -> Bottoms:
+        """Nobody yet: only `on` gives it clients, and only for a step."""
+        bottoms = object.__new__(Bottoms)
+        bottoms._furnish(world, depth, vectorised)
+        return bottoms
+
+    def _furnish(self, world: World, depth: int, vectorised: bool) -> None:
+        """What a step needs beside its tensors."""
+        self.world, self.depth, self.vectorised = world, depth, vectorised
+        self.frozen = world.frozen[: world.masked_size(depth)]
+        self.view = world.plain_view(depth)
 
     def _recall(self, trained: Tensor) -> None:
         """Personal coordinates come from the client's own memory."""
@@ -85,29 +96,36 @@ class Bottoms:
                 trained[i, m.indices] = m.values
 
     def _rows(self, steps: list[int], trained: Tensor, sent: Tensor) -> ClientRows:
-        w, r = self.world, self.world.recipe
-        ids = torch.tensor(self.clients, device=w.device)
+        w = self.world
         local = [None if m is None else m.plain for m in self.memories]
-        plain = torch.stack([w.client_plain(sent, self.depth, own) for own in local])
-        batches = torch.zeros(len(steps), max(steps), r.batch, dtype=torch.int64, device=w.device)
+        rows = self.empty_rows(len(steps), max(steps))
+        rows.ids.copy_(torch.tensor(self.clients))
+        rows.trained.copy_(trained)
+        rows.plain.copy_(torch.stack([w.client_plain(sent, self.depth, own) for own in local]))
         for i, (c, n) in enumerate(zip(self.clients, steps, strict=True)):
-            batches[i, :n] = w.batch_rows(c, self.round, n)
+            rows.batches[i, :n] = w.batch_rows(c, self.round, n)
+        if rows.round_draw is not None:
+            drawn = uniform(w.keys.client(Stream.FORWARD, rows.ids, self.round), trained.shape[1], w.dtype)
+            rows.round_draw.copy_(keep_mask(torch.sigmoid(self.start), drawn))
+        if w.recipe.client_state == "persistent":
+            self._recall_optimisers(rows)
+        return rows
+
+    def empty_rows(self, clients: int, steps: int) -> ClientRows:
+        """Room for so many clients and steps: zeros."""
+        w, r = self.world, self.world.recipe
+        batches = torch.zeros(clients, steps, r.batch, dtype=torch.int64, device=w.device)
+        trained = torch.zeros(clients, w.masked_size(self.depth), dtype=w.dtype, device=w.device)
+        plain = torch.zeros(clients, len(self.view.index), dtype=w.dtype, device=w.device)
         if w.method.trains == "scores":
             masked = RowOptimiser.fresh("adam", trained)
         else:
             masked = RowOptimiser.fresh(r.client_optimiser, trained, r.momentum, r.weight_decay)
         others = RowOptimiser.fresh(r.client_optimiser, plain, r.momentum, r.weight_decay)
-        rows = ClientRows(ids, batches, trained, plain, masked, others, self._round_draw(ids))
-        if r.client_state == "persistent":
-            self._recall_optimisers(rows)
-        return rows
-
-    def _round_draw(self, ids: Tensor) -> Tensor | None:
-        w = self.world
-        if w.recipe.mask_per != "round" or not w.method.samples_masks:
-            return None
-        drawn = uniform(w.keys.client(Stream.FORWARD, ids, self.round), self.start.shape[1], w.dtype)
-        return keep_mask(torch.sigmoid(self.start), drawn)
+        one_draw = r.mask_per == "round" and w.method.samples_masks
+        return ClientRows(
+            batches[:, 0, 0].clone(), batches, trained, plain, masked, others, trained.clone() if one_draw else None
+        )
 
     def _recall_optimisers(self, rows: ClientRows) -> None:
         for i, m in enumerate(self.memories):
@@ -167,7 +185,7 @@ class Bottoms:
         """The U-shape's middle: the head and the loss are here.
 
         features [a, B, ...] of the clients at `places` (None: all); returns dL/dfeatures as the mean over each
-        client's own batch, and the sum of the clients' losses. The labels never leave.
+        client's own batch, and each client's loss [a]. The labels never leave.
         """
         w = self.world
         chosen = slice(None) if places is None else places
@@ -181,15 +199,15 @@ class Bottoms:
 
         with w.precision():
             logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised).to(w.dtype)
-        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
-        gradient, own = torch.autograd.grad(loss, (inputs, head))
+        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").reshape(y.shape).mean(1)
+        gradient, own = torch.autograd.grad(losses.sum(), (inputs, head))
         if places is None:
             self._head_gradient = own
         else:
             if self._head_gradient is None:
                 self._head_gradient = torch.zeros_like(self._plain[:, self.view.bottom :])
             self._head_gradient[places] = own
-        return gradient, loss.detach()
+        return gradient, losses.detach()
 
     def backward(self, gradient: Tensor) -> None:
         """Backpropagate dL/dq [K, B, ...] of the last forward pass and take one optimiser step."""

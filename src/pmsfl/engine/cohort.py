@@ -5,15 +5,18 @@ Nothing is encoded; the ledger gets the lengths that the same messages have on t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pmsfl.engine.client import Bottoms, Finished
+from pmsfl.engine.compile import inductor
 from pmsfl.engine.metrics import RoundMetrics, collect
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.protocol import Wire, count
+from pmsfl.engine.record import Recorder
 from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
@@ -37,11 +40,22 @@ class CohortExecutor:
 
     name = "cohort"
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
+    def __init__(self, world: World, ledger: Ledger, note: Callable[[str], None] = lambda line: None) -> None:
         self.world, self.ledger = world, ledger
         self.wire = Wire(world)
         self.vectorised = world.why_looped is None
         self.rounds_cut = world.cut_codec != world.codec
+        self.recorder = self._recorder(note)
+
+    def _recorder(self, note: Callable[[str], None]) -> Recorder | None:
+        """Recordings of the step, where they pay: on a GPU."""
+        r, w = self.world.recipe, self.world
+        if w.device.type != "cuda" or r.capture == "off":
+            return None
+        if r.schedule == "sequential":
+            note("steps run without a recording: schedule = 'sequential' draws the order of its server steps anew")
+            return None
+        return Recorder(w, self._union_step, note, inductor if r.capture == "auto" and self.vectorised else None)
 
     def round(self, state: State) -> tuple[State, RoundMetrics]:
         """One round: the next state, and what was seen on the way."""
@@ -57,7 +71,10 @@ class CohortExecutor:
         plan, clock = w.plan(state.round), w.clock(state.round)
         groups = {d: self._bottoms(state, plan, clock, d, places) for d, places in plan.groups.items()}
         self._count_steps(plan)
-        return Playing(plan, Server(w, state, plan, clock), groups)
+        server = Server(w, state, plan, clock)
+        if self.recorder is not None:
+            self.recorder.move_in(server, groups)
+        return Playing(plan, server, groups)
 
     def finish(self, play: Playing) -> tuple[State, RoundMetrics]:
         """The end of a round whose steps are done."""
@@ -98,18 +115,22 @@ class CohortExecutor:
 
     def step(self, play: Playing, active: dict[int, int]) -> None:
         """One step of the active clients (the first of each depth) and of the server."""
-        self._union_step(play.server, {d: play.groups[d].first(a) for d, a in active.items()})
+        if self.recorder is not None:
+            self.recorder.step(active)
+        else:
+            self._union_step(play.server, {d: play.groups[d].first(a) for d, a in active.items()})
 
-    def _union_step(self, server: Server, groups: dict[int, Bottoms]) -> None:
+    def _union_step(self, server: Server, groups: dict[int, Bottoms], present: Batches | None = None) -> None:
+        """present: see Server.step."""
         smashed, labels = {}, {}
         for d, clients in groups.items():
             q, labels[d] = clients.forward()
             smashed[d] = self._over_wire(q)
 
         def answer(features: Batches, places: Places) -> tuple[Batches, Tensor]:
-            return self._answer(groups, features, places)
+            return self._answer(groups, features, places, present)
 
-        gradients = server.step(smashed, labels, answer if self.world.u_shape else None)
+        gradients = server.step(smashed, labels, answer if self.world.u_shape else None, present)
         for d, gradient in gradients.items():
             groups[d].backward(self._over_wire(gradient))
         server.clock.step += 1
@@ -118,12 +139,17 @@ class CohortExecutor:
         """What the other side would receive."""
         return round_trip(t, self.world.cut_codec) if self.rounds_cut else t
 
-    def _answer(self, groups: dict[int, Bottoms], features: Batches, places: Places) -> tuple[Batches, Tensor]:
-        gradients, losses = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
+    def _answer(
+        self, groups: dict[int, Bottoms], features: Batches, places: Places, present: Batches | None
+    ) -> tuple[Batches, Tensor]:
+        gradients, total = {}, torch.zeros((), dtype=self.world.dtype, device=self.world.device)
         for d, f in features.items():
-            gradient, loss = groups[d].answer(self._over_wire(f), None if places is None else places[d])
-            gradients[d], losses = self._over_wire(gradient), losses + loss
-        return gradients, losses
+            gradient, losses = groups[d].answer(self._over_wire(f), None if places is None else places[d])
+            if present is not None:
+                gradient = gradient * present[d].reshape(-1, *(1,) * (gradient.ndim - 1)).to(gradient.dtype)
+                losses = losses * present[d]
+            gradients[d], total = self._over_wire(gradient), total + losses.sum()
+        return gradients, total
 
     def _upload(self, plan: RoundPlan, done: dict[int, Finished]) -> tuple[Uploads, dict[int, Memory]]:
         w = self.world

@@ -98,7 +98,7 @@ class ReferenceExecutor:
                 count_encoded(self.ledger, Direction.DOWN, data)
                 received = self.wire.read_features(data, tuple(f.shape), up=False)
                 gradient, loss = bottoms[i].answer(received.unsqueeze(0), None)
-                losses = losses + loss
+                losses = losses + loss.sum()
                 data = self.wire.write_features(round_, clients[i], step, gradient[0], up=True)
                 count_encoded(self.ledger, Direction.UP, data)
                 answers.append(self.wire.read_features(data, tuple(f.shape), up=True))

@@ -41,8 +41,12 @@ class ClientRows:
 
     def first(self, count: int) -> ClientRows:
         """The first clients: views, so that what is written there is written here."""
-        part: ClientRows = rebuilt(self, (t[:count] for t in tensors(self)))
-        return part
+        return self.part(slice(count))
+
+    def part(self, at: slice) -> ClientRows:
+        """Some of the clients: views."""
+        rows: ClientRows = rebuilt(self, (t[at] for t in tensors(self)))
+        return rows
 
 
 @dataclass
@@ -80,6 +84,8 @@ def rebuilt(tree: Any, replacements: Iterator[Tensor]) -> Any:
 def _parts(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return list(tree.values())
+    if isinstance(tree, tuple):
+        return list(tree)
     if dataclasses.is_dataclass(tree):
         return [getattr(tree, f.name) for f in dataclasses.fields(tree)]
     return []

@@ -82,15 +82,18 @@ class Server:
 
     # --- a step
 
-    def step(self, smashed: Batches, labels: Batches, answer: Answer | None = None) -> Batches:
+    def step(
+        self, smashed: Batches, labels: Batches, answer: Answer | None = None, present: Batches | None = None
+    ) -> Batches:
         """One server step; dL/dq for every client, as the mean over its own batch (Eq. 4).
 
         answer: asks the clients for dL/dfeatures where they hold the head (the U-shape).
+        present: 1 for a client, 0 for one that only fills its place, per depth [A]; None: all are there.
         """
         key = self.world.keys.at(Stream.SERVER, self.clock.round, self.clock.step)
         if self.world.recipe.schedule == "sequential":
             return self._sequential(key, smashed, labels, answer)
-        return self._update(key, smashed, labels, answer, None)
+        return self._update(key, smashed, labels, answer, None, present)
 
     def _sequential(self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None) -> Batches:
         """One step per client batch, in a random order that is new every time."""
@@ -103,17 +106,28 @@ class Server:
             out[d][i] = self._update(fold(key, turn + 1), one_q, one_y, answer, {d: [i]})[d][0]
         return out
 
-    def _update(self, key: Tensor, smashed: Batches, labels: Batches, answer: Answer | None, places: Places) -> Batches:
+    def _update(
+        self,
+        key: Tensor,
+        smashed: Batches,
+        labels: Batches,
+        answer: Answer | None,
+        places: Places,
+        present: Batches | None = None,
+    ) -> Batches:
         w, rows = self.world, self.rows
         trains = not self.scores or w.method.trains == "scores"
         masked = rows.masked.detach().requires_grad_(trains and rows.masked.numel() > 0)
         plain = rows.plain.detach().requires_grad_(rows.plain.numel() > 0)
         inputs = {d: q.detach().requires_grad_() for d, q in smashed.items()}
-        with forward_context(ForwardContext(dropout_key=fold(key, 1))), w.precision():
+        count = None if present is None else torch.cat([present[d] for d in smashed])
+        weights = None if count is None else count.repeat_interleave(w.recipe.batch)
+        with forward_context(ForwardContext(weights, dropout_key=fold(key, 1))), w.precision():
             out = self._forward(self.weights(masked, key), plain, inputs)
         leaves = [t for t in (masked, plain) if t.requires_grad]
-        clients = sum(q.shape[0] for q in smashed.values())  # every batch is full: n_union / n_k
-        target, weight = self._objective(out, smashed, labels, answer, places, clients)
+        # every batch is full: n_union / n_k
+        clients = sum(q.shape[0] for q in smashed.values()) if count is None else count.sum()
+        target, weight = self._objective(out, smashed, labels, answer, places, weights)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=False):
             if leaf is masked:
@@ -131,7 +145,7 @@ class Server:
         labels: Batches,
         answer: Answer | None,
         places: Places,
-        clients: int,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """What to differentiate, and with which weight: the sum of the clients' mean losses, or their answer.
 
@@ -141,14 +155,16 @@ class Server:
         batch = self.world.recipe.batch
         if answer is None:
             flat = torch.cat([labels[d].flatten() for d in smashed])
-            loss = F.cross_entropy(out.to(self.world.dtype), flat, reduction="sum") / batch
-            self.rows.loss_sum.add_(loss.detach() * batch)
-            return loss, None
+            losses = F.cross_entropy(out.to(self.world.dtype), flat, reduction="none")
+            loss = (losses if weights is None else losses * weights).sum()
+            self.rows.loss_sum.add_(loss.detach())
+            return loss / batch, None
         parts = torch.split(out.detach(), [q.shape[0] * batch for q in smashed.values()])
         features = {d: f.reshape(-1, batch, *f.shape[1:]) for d, f in zip(smashed, parts, strict=True)}
         gradients, losses = answer(features, places)
         self.rows.loss_sum.add_(losses * batch)
-        return out, torch.cat([gradients[d].flatten(0, 1) for d in smashed])
+        gradient = torch.cat([gradients[d].flatten(0, 1) for d in smashed])
+        return out, gradient
 
     def weights(self, masked: Tensor, key: Tensor) -> Tensor:
         """The weights the server's blocks run with, [P − P_cut]."""

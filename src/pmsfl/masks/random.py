@@ -74,8 +74,23 @@ def fold(key: Tensor, data: int | Tensor) -> Tensor:
 
 def words(key: Tensor, n: int) -> Tensor:
     """64 random bits each: int64 [*key.shape, n]. Word i does not depend on n."""
-    counter = torch.arange(1, n + 1, dtype=torch.int64, device=key.device) * GAMMA
-    return _mix(key.unsqueeze(-1) + counter)
+    return _mix(key.unsqueeze(-1) + _counter(n, key.device))
+
+
+_counters: dict[tuple[int, torch.device], Tensor] = {}
+_MOST_COUNTERS = 64
+
+
+def _counter(n: int, device: torch.device) -> Tensor:
+    """γ, 2γ, … nγ. Kept: a step draws the same lengths over and over."""
+    known = _counters.get((n, device))
+    if known is None:
+        known = torch.arange(1, n + 1, dtype=torch.int64, device=device) * GAMMA
+        if type(known) is Tensor:  # a tracer's stand-in must not outlive the trace
+            if len(_counters) >= _MOST_COUNTERS:
+                _counters.pop(next(iter(_counters)))
+            _counters[n, device] = known
+    return known
 
 
 def uniform(key: Tensor, n: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -49,18 +49,18 @@ class SplitFedDP(Method):
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         r = self.recipe
         flat = smashed.flatten(0, 1).flatten(1)
-        return self._noised(flat, r.dp_epsilon_smashed, r.dp_clip_smashed, keys).reshape(smashed.shape)
+        noised = self._noised(flat, r.dp_epsilon_smashed, r.dp_clip_smashed, keys, math.prod(smashed.shape[1:]))
+        return noised.reshape(smashed.shape)
 
     def protect_update(self, start: Tensor, trained: Tensor, keys: Tensor) -> Tensor:
         r = self.recipe
         change = trained - start
-        return start + self._noised(change, r.dp_epsilon_update, r.dp_clip_update, keys)
+        return start + self._noised(change, r.dp_epsilon_update, r.dp_clip_update, keys, change.shape[1])
 
-    def _noised(self, x: Tensor, epsilon: float, limit: float, keys: Tensor) -> Tensor:
-        """Rows x [n, m] with noise; keys [A], each for n/A of the rows."""
-        size = x.numel() // len(keys)
+    def _noised(self, x: Tensor, epsilon: float, limit: float, keys: Tensor, size: int) -> Tensor:
+        """Rows x [n, m] with noise; keys [A], each for n/A of the rows, which are `size` numbers."""
         if not self.sound:  # Laplace per coordinate at the client's own range / ε: the paper's reading
-            own = x.detach().reshape(len(keys), -1)
+            own = x.detach().reshape(-1, size)
             spread = (own.amax(1, keepdim=True) - own.amin(1, keepdim=True)) / epsilon
             noise = (laplace(keys, size) * spread).reshape(x.shape).to(x.dtype)
             return x + noise

@@ -37,6 +37,22 @@ def current() -> ForwardContext:
 
 
 @contextmanager
+def explicit_layers() -> Iterator[None]:
+    """Let layers spell out what they do, for a compiler: it fuses plain operations and knows nothing of kernels."""
+    previous = explicit()
+    _local.explicit = True
+    try:
+        yield
+    finally:
+        _local.explicit = previous
+
+
+def explicit() -> bool:
+    """Should layers spell out what they do?"""
+    return getattr(_local, "explicit", False)
+
+
+@contextmanager
 def forward_context(context: ForwardContext) -> Iterator[ForwardContext]:
     """Run the enclosed forward passes under `context`."""
     previous = current()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from pmsfl.models.beside import side_by_side
+from pmsfl.models.clients_conv import clients_conv
+from pmsfl.models.context import explicit
 
 Strategy = Literal["grouped", "grouped channels-last"]
 WIDEST_CHANNELS_LAST = 128
@@ -44,10 +46,20 @@ class Conv2d(nn.Conv2d):
         return side_by_side(self._convolve, x, self.weight, self.bias)
 
     def _convolve(self, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if explicit() and type(clients) is not int and self.groups == 1 and not isinstance(self.padding, str):
+            return self._with_a_symbol(clients, x, weight, bias)
         if self.neighbours_follow and not is_batchedtensor(x):  # vmap itself has no rule for memory formats
             last = strategy(x.device, x.dtype, weight.shape[1]) == "grouped channels-last"
             x = x.contiguous(memory_format=torch.channels_last) if last else x
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups * clients)
+
+    def _with_a_symbol(self, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """For a compiler, to which the number of clients is a symbol."""
+        if torch.is_autocast_enabled(x.device.type):
+            half = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(half), weight.to(half)
+        out: Tensor = clients_conv(x, weight, self.stride, self.padding, self.dilation, clients)
+        return out if bias is None else out + bias.to(out.dtype).reshape(-1, 1, 1)
 
 
 class AvgPool2d(nn.AvgPool2d):

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmsfl.models.beside import side_by_side
-from pmsfl.models.context import current
+from pmsfl.models.context import current, explicit
 from pmsfl.models.conv import GroupNorm
+from pmsfl.models.normalise import normalise
 
 
 class StaticBN(nn.Module):
@@ -53,16 +54,20 @@ class StaticBN(nn.Module):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _by_batch(self, clients: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        if explicit():
+            return normalise(x, weight, bias, None, self.eps)
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
 
     def _weighted(self, x: Tensor) -> Tensor:
         """Batch statistics over the rows that count, left in the context's sums if it collects them."""
         context = current()
+        assert context.row_weights is not None
+        if explicit() and context.sums is None:
+            return normalise(x, self.weight, self.bias, context.row_weights[: x.shape[0]], self.eps)
         axes = (0, *range(2, x.ndim))
         along = (1, -1, *(1,) * (x.ndim - 2))
         places = x[0, 0].numel()
-        assert context.row_weights is not None
-        weights = context.row_weights.to(x.dtype)
+        weights = context.row_weights[: x.shape[0]].to(x.dtype)  # rows of deeper cuts join later
         rows = weights.reshape(-1, *(1,) * (x.ndim - 1))
         count = weights.sum() * places
         mean = (x * rows).sum(axes) / count.clamp_min(1.0)

@@ -1,0 +1,206 @@
+"""Recorded steps: on a GPU a step is compiled once, captured as a CUDA graph for every number of clients still at
+work, and replayed. The host does nothing in between but say which graph is next.
+
+Graphs read and write fixed memory, so a round's tensors are copied in before its first step, and the round goes on
+there. Depths sit in fixed slots: one whose clients are all done is played by a spare row that counts for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pmsfl.engine.client import Bottoms
+from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
+from pmsfl.engine.plan import local_steps
+from pmsfl.engine.rows import ClientRows, Clock, ServerRows, rebuilt, tensors
+from pmsfl.engine.server import Batches, Server
+from pmsfl.engine.world import World
+from pmsfl.models.context import explicit_layers
+
+UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
+Replay = Callable[[], object]
+Tree = TypeVar("Tree")
+WARM_UP = 2  # eager steps before a capture: libraries choose their kernels and allocate their workspaces there
+MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
+
+
+@dataclass
+class StepTensors:
+    """Everything a step moves, and who of it is real."""
+
+    clock: Clock
+    server: ServerRows
+    groups: dict[int, ClientRows]
+    present: dict[int, Tensor] = field(default_factory=dict)  # [A] per depth, 0 for a spare row; empty: all are real
+
+
+@dataclass
+class Counts:
+    """What recording has cost so far."""
+
+    compilations: int = 0
+    seconds_compiling: float = 0.0
+    graphs: int = 0
+    seconds_capturing: float = 0.0
+
+
+class Recorder:
+    """Plays the steps of one world from recordings."""
+
+    def __init__(
+        self, world: World, union_step: UnionStep, note: Callable[[str], None], lower: Lower | None = inductor
+    ) -> None:
+        self.world, self.union_step, self.note, self.lower = world, union_step, note, lower
+        self.counts = Counts()
+        self.memory: StepTensors | None = None
+        self.compiled: Compiled | None = None
+        self.replays: OrderedDict[tuple[int, ...], Replay] = OrderedDict()
+        self.pool: Any = None  # graphs never run at the same time, so they share their scratch memory
+        self.bottoms = {d: Bottoms.hollow(world, d, world.why_looped is None) for d in sorted(set(world.depths))}
+
+    # --- a round moves in
+
+    def move_in(self, server: Server, groups: dict[int, Bottoms]) -> None:
+        """Copy a round's tensors to where the recordings work, and let the round go on there."""
+        self.server = server
+        if self.memory is None:
+            self.memory = self._allocate(server, groups)
+        memory = self.memory
+        _copy(memory.clock, server.clock)
+        _copy(memory.server, server.rows)
+        server.rows, server.clock = memory.server, memory.clock
+        for d, bottoms in groups.items():
+            rows = memory.groups[d].first(len(bottoms.clients))
+            steps = bottoms.rows.batches.shape[1]
+            _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), bottoms.rows)
+            bottoms.rows, bottoms.clock = rows, memory.clock
+
+    def _allocate(self, server: Server, groups: dict[int, Bottoms]) -> StepTensors:
+        """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
+        w = self.world
+        cohort = sum(len(b.clients) for b in groups.values())
+        longest = max(local_steps(w.recipe, n) for n in w.sizes)
+        rows = {}
+        for d in self.bottoms:
+            most = min(cohort, w.depths.count(d)) + w.mixed
+            rows[d] = self.bottoms[d].empty_rows(most, longest)
+        present = {d: torch.ones(r.ids.shape[0], dtype=w.dtype, device=w.device) for d, r in rows.items()}
+        for p in present.values():
+            p[-1] = 0.0
+        return StepTensors(_cloned(server.clock), _cloned(server.rows), rows, present if w.mixed else {})
+
+    # --- steps
+
+    def step(self, active: dict[int, int]) -> None:
+        """One step with so many clients of each depth at work."""
+        signature = tuple(active.get(d, 0) for d in self.bottoms)
+        if signature not in self.replays:
+            if len(self.replays) >= MOST_GRAPHS:
+                self.replays.popitem(last=False)
+            self.replays[signature] = self._record(self._part(signature))
+        self.replays.move_to_end(signature)
+        self.replays[signature]()
+
+    def _part(self, signature: tuple[int, ...]) -> StepTensors:
+        """The tensors of the clients at work; the last row of a depth stands in where nobody is."""
+        assert self.memory is not None
+        m = self.memory
+        places = {d: slice(a) if a else slice(-1, None) for d, a in zip(self.bottoms, signature, strict=True)}
+        return StepTensors(
+            m.clock,
+            m.server,
+            {d: m.groups[d].part(at) for d, at in places.items()},
+            {d: p[places[d]] for d, p in m.present.items()},
+        )
+
+    def _record(self, part: StepTensors) -> Replay:
+        if self.lower is not None and self.compiled is None:
+            self._compile(part)
+        if self.compiled is None:
+            play: Replay = lambda: self._play(part)  # noqa: E731
+        else:
+            program, inputs = self.compiled, tensors(part)
+            play = lambda: program(inputs)  # noqa: E731
+        return self._capture(play, part) if self.world.device.type == "cuda" else play
+
+    def _play(self, part: StepTensors) -> None:
+        """The step itself, on these tensors."""
+        groups = {d: self.bottoms[d].on(rows, part.clock) for d, rows in part.groups.items()}
+        self.union_step(self.server.on(part.server, part.clock), groups, part.present or None)
+
+    # --- compile and capture
+
+    def _compile(self, part: StepTensors) -> None:
+        """Compile the step with the number of clients of each depth a symbol. Where that fails, it stays as it is."""
+        assert self.lower is not None
+        symbols: list[int | None] = [None] * len(tensors((part.clock, part.server)))
+        for d, rows in part.groups.items():
+            symbols += [d] * len(tensors(rows))
+        symbols += list(part.present)
+        examples = tensors(self._at_least_two(part))
+
+        def step(inputs: list[Tensor]) -> None:
+            with explicit_layers():
+                self._play(rebuilt(part, iter(inputs)))
+
+        self._play(_cloned(part))  # what is found out once and kept is found out here, not while tracing
+        try:
+            self.compiled = compile_step(step, examples, symbols, self.lower)
+        except CannotCompile as why:
+            self.note(f"steps are captured but not compiled: {why}")
+            self.lower = None
+            return
+        self.counts.compilations += 1
+        self.counts.seconds_compiling += self.compiled.seconds
+
+    def _at_least_two(self, part: StepTensors) -> StepTensors:
+        """Examples with two clients or more of every depth: torch takes a size of one for a constant."""
+        groups = {}
+        for d, rows in part.groups.items():
+            short = 2 - rows.ids.shape[0]
+            groups[d] = rows if short <= 0 else rebuilt(rows, (torch.cat((t, t)) for t in tensors(rows)))
+        present = {d: p if len(p) > 1 else torch.cat((p, p)) for d, p in part.present.items()}
+        return dataclasses.replace(part, groups=groups, present=present)
+
+    def _capture(self, play: Replay, part: StepTensors) -> Replay:
+        began = time.perf_counter()
+        before = [t.clone() for t in tensors(part)]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        # A recorded step runs thousands of times: let cuDNN try which of its kernels is fastest.
+        try:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+                with torch.cuda.stream(stream):
+                    for _ in range(WARM_UP):
+                        play()
+                torch.cuda.current_stream().wait_stream(stream)
+                with torch.cuda.graph(graph, pool=self.pool):
+                    play()
+        except RuntimeError as error:
+            self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
+            return play
+        finally:
+            for t, old in zip(tensors(part), before, strict=True):  # the warm-up was no training
+                t.copy_(old)
+        self.pool = graph.pool()
+        self.counts.graphs += 1
+        self.counts.seconds_capturing += time.perf_counter() - began
+        return graph.replay
+
+
+def _copy(to: object, source: object) -> None:
+    for a, b in zip(tensors(to), tensors(source), strict=True):
+        a.copy_(b)
+
+
+def _cloned(tree: Tree) -> Tree:
+    return rebuilt(tree, (t.clone() for t in tensors(tree)))  # type: ignore[no-any-return]

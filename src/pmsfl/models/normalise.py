@@ -1,0 +1,95 @@
+"""Batch normalisation spelled out for a compiler: one pass for the sums, one for the result, forward and backward.
+
+Autograd, left to itself, would differentiate through mean and variance one operation at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float) -> Tensor:
+    """x [B, C, ...] normalised over all axes but the second. rows [B]: what each row counts for, None: 1."""
+    out: Tensor = _Normalise.apply(x, weight, bias, rows, eps)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+def _along(x: Tensor) -> tuple[int, ...]:
+    return (1, -1, *(1,) * (x.ndim - 2))
+
+
+def _axes(x: Tensor) -> tuple[int, ...]:
+    return (0, *range(2, x.ndim))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Sums of half-precision numbers are taken in single precision."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def _weights(x: Tensor, rows: Tensor | None) -> tuple[Tensor | None, Tensor | float]:
+    """What each row counts for, shaped like x, and how many numbers a mean is over."""
+    places = math.prod(x.shape[2:])
+    if rows is None:
+        return None, x.shape[0] * places
+    return rows.reshape(-1, *(1,) * (x.ndim - 1)), (rows.sum() * places).clamp_min(1.0)
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide, axes, along = _wide(x), _axes(x), _along(x)
+        each, n = _weights(x, rows)
+        counted = wide if each is None else wide * each
+        mean = counted.sum(axes) / n
+        if x.dtype in (torch.bfloat16, torch.float16):
+            # One pass. What cancels here is far below the rounding of the numbers themselves.
+            variance = ((counted * wide).sum(axes) / n - mean * mean).clamp_min(0.0)
+        else:
+            centred = wide - mean.reshape(along)
+            squares = centred * centred
+            variance = (squares if each is None else squares * each).sum(axes) / n
+        scale = torch.rsqrt(variance + eps)
+        out = (wide - mean.reshape(along)) * scale.reshape(along)
+        if weight is not None:
+            out = out * weight.reshape(along)
+        if bias is not None:
+            out = out + bias.reshape(along)
+        return out.to(x.dtype), mean, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, bias, rows, _ = inputs
+        _, mean, scale = output
+        ctx.mark_non_differentiable(mean, scale)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, rows, mean, scale)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None, None
+        x, weight, rows, mean, scale = ctx.saved_tensors
+        axes, along = _axes(x), _along(x)
+        each, n = _weights(x, rows)
+        g = _wide(gradient)
+        normal = (_wide(x) - mean.reshape(along)) * scale.reshape(along)
+        total, product = g.sum(axes), (g * normal).sum(axes)
+        common = (total.reshape(along) + normal * product.reshape(along)) / n
+        factor = scale if weight is None else scale * weight
+        inner = (g - (common if each is None else common * each)) * factor.reshape(along)
+        return (
+            inner.to(x.dtype),
+            None if weight is None else product.to(weight.dtype),
+            total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
+            None,
+            None,
+        )
