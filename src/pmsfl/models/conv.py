@@ -25,11 +25,11 @@ WIDEST_CHANNELS_LAST = 128
 def strategy(device: torch.device, dtype: torch.dtype, channels: int) -> Strategy:
     """How to convolve on a device. channels: of one group's input, that is, of one client's.
 
-    Measured on AVX-512 cores, forward and backward of 4 to 8 clients, 1×1 to 5×5 kernels, stride 1 and 2, as speed
-    against a loop over clients: grouped channels-last 1.2 to 2.2 up to 64 channels (3 for 1×1 with a stride), 1.0 at
-    128, 0.85 at 256; grouped contiguous 0.6 to 1.3, 1.0 from 64 on; unfolding and a batched matrix product 0.2 to
-    0.7 but for first layers and 1×1, where it is behind channels-last too. So nothing is ever looped over or unfolded.
-    Double precision is not oneDNN's, which these numbers are about.
+    Measured in CPU time of one AVX-512 thread, forward and backward of 4 to 8 clients, 1×1 to 5×5 kernels, stride 1
+    and 2, as speed against a loop over clients, inputs in the layout each wants: grouped channels-last 1.2 to 2.2 up to
+    64 channels (about 3 for 1×1 with a stride), 1.0 at 128, 0.85 at 256; grouped contiguous 0.55 to 1.3, 1.0 at 128
+    and 256; unfolding and a batched matrix product 0.1 to 0.7 but for first layers and 1×1, where channels-last is
+    ahead as well. So nothing is looped over or unfolded. Double precision was not measured: oneDNN does not do it.
     """
     narrow = channels <= WIDEST_CHANNELS_LAST
     return "grouped channels-last" if device.type == "cpu" and dtype == torch.float32 and narrow else "grouped"
