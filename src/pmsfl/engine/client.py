@@ -5,6 +5,7 @@ under `cohort`. P masked coordinates and Q plain parameters of that depth; A ≤
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,7 @@ class Bottoms:
         steps: list[int],
         shared: Tensor,
         plain: Tensor,
-        bank: dict[int, Memory],
+        bank: Mapping[int, Memory],
         vectorised: bool,
     ) -> None:
         self.world, self.round, self.depth = world, round_, depth
