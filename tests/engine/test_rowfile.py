@@ -79,7 +79,7 @@ def test_bytes_that_are_gone_or_changed_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(TensorFileError, match="has changed"):
         RowFile(path).claim(*where).read()
     path.unlink()
-    with pytest.raises(TensorFileError, match="cannot read .*No such file"):
+    with pytest.raises(TensorFileError, match=r"cannot read .*No such file"):
         RowFile(path).claim(*where).read()
 
 

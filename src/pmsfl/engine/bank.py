@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,7 +73,7 @@ class Bank(Mapping[int, Memory]):
 
     def __getitem__(self, client: int) -> Memory:
         data = self._entries[client].row.read()
-        return _read_memory(memoryview(data), self._world.masked_size(self._world.depths[client]), self._world)
+        return _read_memory(memoryview(data), self._world)
 
     def __or__(self, memories: Mapping[int, Memory]) -> Bank:
         """A new bank with these memories in place of older ones; this one keeps what it has."""
@@ -153,12 +154,12 @@ def _write_memory(m: Memory, size: int, half: bool) -> Parts:
     return encode(tensors, {"participations": str(m.participations)}, checksum=False)
 
 
-def _read_memory(data: memoryview, size: int, world: World) -> Memory:
+def _read_memory(data: memoryview, world: World) -> Memory:
     raw, metadata = decode(data)
     t = {name: value.to(world.device) for name, value in raw.items()}
     values = t["values"].to(world.dtype)
     return Memory(
-        t["indices"].long() if "indices" in t else unpack_bits(t["bits"], size, len(values)),
+        t["indices"].long() if "indices" in t else unpack_bits(t["bits"], len(values)),
         values,
         int(metadata["participations"]),
         t.get("plain"),
@@ -176,19 +177,23 @@ def _own(data: memoryview) -> bool:
     return "plain" in header or header["values"]["shape"] != [0]
 
 
+# Eight flags of a byte each are one integer. A product brings them together in its highest byte; and a byte that is
+# repeated eight times keeps in each the bit of that place. (Shifting and adding flag by flag takes ten times as long.)
+_GATHER = 0x0102040810204080
+_REPEAT = 0x0101010101010101
+_PLACES = 0x8040201008040201 - (1 << 64)  # as a signed integer
+
+
 def pack_bits(indices: Tensor, size: int) -> Tensor:
     """Which of `size` coordinates are among the indices: uint8 [⌈size / 8⌉], the lowest bit first. Packed where the
     indices are, so that an eighth of a byte per coordinate leaves the device."""
-    flags = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8, device=indices.device)
-    flags[indices] = 1
-    return (flags.reshape(-1, 8) << _places(indices.device)).sum(1, dtype=torch.uint8)
+    flags = torch.zeros(-(-size // 8) * 8, dtype=torch.uint8, device=indices.device).index_fill_(0, indices, 1)
+    return ((flags.view(torch.int64) * _GATHER) >> 56).to(torch.uint8)
 
 
-def unpack_bits(bits: Tensor, size: int, count: int) -> Tensor:
+def unpack_bits(bits: Tensor, count: int) -> Tensor:
     """The inverse, int64 [count]. The count is known, so the host need not wait for the device to tell it."""
-    flags = (bits.unsqueeze(1) >> _places(bits.device)) & 1
-    return torch.nonzero_static(flags.flatten()[:size], size=count).squeeze(1)
-
-
-def _places(device: torch.device) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=device)
+    flags = ((bits.long() * _REPEAT) & _PLACES).view(torch.uint8)
+    if flags.is_cuda:
+        return torch.nonzero_static(flags, size=count).squeeze(1)
+    return torch.from_numpy(np.flatnonzero(flags.numpy()))  # torch's own takes ten times as long on a CPU

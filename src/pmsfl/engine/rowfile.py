@@ -43,7 +43,7 @@ class HeldRow:
 
     __slots__ = ("data",)
 
-    def __init__(self, data: bytearray) -> None:
+    def __init__(self, data: memoryview) -> None:
         self.data = data
 
     @property
@@ -73,8 +73,8 @@ class FiledRow:
 
 
 def hold(rows: Iterable[Parts]) -> list[Row]:
-    """Rows in memory."""
-    return [HeldRow(bytearray().join(parts)) for parts in rows]
+    """Rows in memory. One that comes in a single piece is taken over, not copied."""
+    return [HeldRow(parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))) for parts in rows]
 
 
 class RowFile:
