@@ -30,7 +30,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> pmsfl.Run:
 @pytest.fixture(autouse=True)
 def in_a_file(monkeypatch: pytest.MonkeyPatch, held: pmsfl.Run) -> None:
     """Every bank is too large for memory."""
-    monkeypatch.setattr("pmsfl.engine.memory.LARGEST_IN_MEMORY", 0)
+    monkeypatch.setattr("pmsfl.engine.memory_plan.LARGEST_IN_MEMORY", 0)
 
 
 def resumed(path: Path, **options: Any) -> pmsfl.Run:
@@ -41,7 +41,7 @@ def assert_same_but_for_the_place(run: pmsfl.Run, held: pmsfl.Run, monkeypatch: 
     assert lines(run) == lines(held)
     assert outcome(run) == outcome(held)
     mine = run.state()
-    monkeypatch.setattr("pmsfl.engine.memory.LARGEST_IN_MEMORY", 1 << 30)
+    monkeypatch.setattr("pmsfl.engine.memory_plan.LARGEST_IN_MEMORY", 1 << 30)
     other = held.state()
     assert mine.bank.keys() == other.bank.keys()
     for client, memory in mine.bank.items():

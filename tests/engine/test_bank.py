@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pmsfl.engine.bank import INDEX, Bank, Memory, pack_bits, unpack_bits
-from pmsfl.engine.memory import row_bytes
+from pmsfl.engine.memory_plan import row_bytes
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World

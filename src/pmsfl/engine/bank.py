@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmsfl.engine.memory import bank_in_file
+from pmsfl.engine.memory_plan import bank_in_file
 from pmsfl.engine.rowfile import FiledRow, HeldRow, Parts, Row, RowFile, hold
 from pmsfl.engine.world import World
 from pmsfl.tensorfile import decode, encode, split_header

@@ -9,7 +9,7 @@ import torch
 
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
-from pmsfl.engine.memory import MemoryPlan, peak_process_bytes, plan_memory
+from pmsfl.engine.memory_plan import MemoryPlan, peak_process_bytes, plan_memory
 from pmsfl.engine.plan import RoundPlan, local_steps
 from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.server import Server

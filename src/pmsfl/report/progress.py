@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from pmsfl.engine.memory import MemoryPlan, plan_memory
+from pmsfl.engine.memory_plan import MemoryPlan, plan_memory
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.report.console import count, fancy, hang_up, human_bytes, note, number, pairs, percent, say

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pmsfl.engine.bank import Bank
-from pmsfl.engine.memory import LARGEST_IN_MEMORY, MemoryPlan, bank_bytes, bank_in_file, plan_memory, row_bytes
+from pmsfl.engine.memory_plan import LARGEST_IN_MEMORY, MemoryPlan, bank_bytes, bank_in_file, plan_memory, row_bytes
 from pmsfl.recipe import Recipe
 from pmsfl.report.progress import memory_line
 from tests.conftest import play, tiny_federation, tiny_world
@@ -23,7 +23,7 @@ import json, sys
 import torch
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
-from pmsfl.engine.memory import peak_process_bytes, plan_memory
+from pmsfl.engine.memory_plan import peak_process_bytes, plan_memory
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.recipe import Recipe
@@ -93,7 +93,7 @@ def test_a_short_run_fills_only_the_rows_of_those_who_take_part() -> None:
 def test_a_large_bank_goes_into_a_file_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not bank_in_file(tiny_world())
     assert bank_in_file(tiny_world(bank="file"))
-    monkeypatch.setattr("pmsfl.engine.memory.LARGEST_IN_MEMORY", 1000)
+    monkeypatch.setattr("pmsfl.engine.memory_plan.LARGEST_IN_MEMORY", 1000)
     assert bank_in_file(tiny_world())
     assert not bank_in_file(tiny_world(bank="memory"))
     assert not Bank.empty(tiny_world()).is_durable  # nowhere to lie but in a temporary file
