@@ -108,12 +108,15 @@ def test_run_json_is_the_last_and_only_line(pmsfl: Pmsfl, tmp_path: Path, capsys
 
 def test_dry_run(pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pmsfl("run", *TINY, "--dry-run", "--out", tmp_path / "run") == 0
-    assert "smashed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "smashed" in said
+    assert "at the peak" in said
     assert pmsfl("run", *TINY, "-c", "depths=1:1", "--dry-run", "--json") == 0
     plan = last_json(capsys.readouterr().out)
     assert plan["bytes"]["total"] == sum(v for k, v in plan["bytes"].items() if k != "total")
     assert [d["depth"] for d in plan["depths"]] == [1, 2]
     assert plan["seconds"] > 0
+    assert plan["memory_plan"]["host"] > plan["memory_plan"]["device"] > plan["memory_plan"]["bank"] > 0
     assert not (tmp_path / "run").exists()
 
 

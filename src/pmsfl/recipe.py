@@ -217,6 +217,16 @@ class Recipe:
         "evaluation",
         choices=("global", "client", "batch"),
     )
+    # --- memory
+    bank: str = knob(
+        "auto",
+        "where the clients' personal coordinates are kept; auto: a file where they would take more than 2 GiB",
+        "memory",
+        choices=("auto", "memory", "file"),
+    )
+    bank_dtype: str = knob(
+        "same", "how their values are kept: exactly, or in half precision", "memory", choices=("same", "fp16")
+    )
     # --- wire
     cut_codec: str = knob(
         "native",

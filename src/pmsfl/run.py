@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from pmsfl.data.federation import Federation
+from pmsfl.engine.bank import Bank
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
 from pmsfl.engine.evaluate import Evaluation, Evaluator
@@ -23,6 +25,7 @@ from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.recipe_files import nearest
 from pmsfl.rundir import RUNS, RunDirectory, differences, versions
+from pmsfl.tensorfile import TensorFileError, read_tensors
 from pmsfl.totals import Totals, metrics_line
 from pmsfl.wire.ledger import Ledger
 
@@ -104,7 +107,8 @@ class Run:
 
     def state(self) -> State:
         """The state of the newest checkpoint."""
-        found = self.directory.load_checkpoint(lambda tensors, _: State.from_tensors(self.world, tensors))
+        bank = Bank.empty(self.world, self.directory.bank_file)
+        found = self.directory.load_checkpoint(lambda tensors, _: State.from_tensors(self.world, tensors, bank))
         if found is None:
             raise PmsflError(f"{self.path} has no checkpoint yet")
         return found
@@ -181,7 +185,8 @@ class _Trainer:
         self.world, self.directory, self.listener = world, directory, listener
         self.recipe = world.recipe
         self.totals = Totals()
-        self.state = State.initial(world)
+        self.state = State.initial(world, directory.bank_file)
+        self.kept: dict[int, object] = {}  # round of a checkpoint -> handles of its clients' rows
         self._restore()
         self.executor: Executor = EXECUTORS[executor](world, self.totals.ledger)
         self.evaluator = Evaluator(world, self.totals.ledger)
@@ -196,12 +201,22 @@ class _Trainer:
         else:
             for line in differences(then, now):
                 self.listener.on_note(line)
+        bank = self.state.bank
         found = self.directory.load_checkpoint(
-            lambda tensors, about: (State.from_tensors(self.world, tensors), Totals.of(about)), self.listener.on_note
+            lambda tensors, about: (State.from_tensors(self.world, tensors, bank), Totals.of(about)),
+            self.listener.on_note,
         )
         if found is not None:
             self.state, self.totals = found
+        if bank.is_durable:
+            self._claim_rows(bank)
         self.directory.cut_metrics(self.state.round)
+
+    def _claim_rows(self, bank: Bank) -> None:
+        """Rows that older checkpoints refer to stay as they are, too."""
+        for done, file in self.directory.checkpoints():
+            with contextlib.suppress(TensorFileError):  # a damaged one has nothing to lose
+                self.kept[done] = bank.claims(read_tensors(file)[0])
 
     def play(self) -> Run:
         """All rounds that are missing, then the result."""
@@ -234,7 +249,8 @@ class _Trainer:
 
     def _play_round(self, before: Ledger) -> None:
         began = time.perf_counter()
-        state, metrics = self.executor.round(self.state)
+        with self.directory.writing(self.directory.bank_file.name):
+            state, metrics = self.executor.round(self.state)
         trained = time.perf_counter() - began
         if not (torch.isfinite(state.shared).all() and torch.isfinite(state.plain).all()):
             raise diverged(metrics.round, "what was learned is not finite")
@@ -258,10 +274,14 @@ class _Trainer:
     def _save(self) -> None:
         if self.state.round == self.saved:
             return
+        with self.directory.writing(self.directory.bank_file.name):
+            self.state.bank.sync()
         self.directory.save_checkpoint(
             self.state.round, self.state.to_tensors(), self.totals.metadata(), self.recipe.keep_checkpoints
         )
         self.saved = self.state.round
+        on_disk = {done for done, _ in self.directory.checkpoints()}
+        self.kept = {r: rows for r, rows in (self.kept | {self.saved: self.state.bank}).items() if r in on_disk}
 
     def _warn(self, metrics: RoundMetrics) -> None:
         low = metrics.mask_entropy is not None and metrics.mask_entropy < LOW_ENTROPY

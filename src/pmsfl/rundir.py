@@ -3,6 +3,7 @@
 recipe.toml     every knob, resolved        versions.json   software, hardware, the data's fingerprint
 metrics.jsonl   one line per round          checkpoints/    round-000040.safetensors, the last few
 result.json     written when the run is complete
+bank.bin        what the clients keep, where that is too much for memory; the checkpoints refer to it
 """
 
 from __future__ import annotations
@@ -132,6 +133,11 @@ class RunDirectory:
             write_whole(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 
     # --- checkpoints
+
+    @property
+    def bank_file(self) -> Path:
+        """Where the clients' memories go, should they need a file."""
+        return self.path / "bank.bin"
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(round, file) of every checkpoint, oldest first."""

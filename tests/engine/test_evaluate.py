@@ -214,7 +214,7 @@ def test_a_personal_coordinate_is_laid_over_the_global_one() -> None:
     world = tiny_world(eval_mask="expected")
     state = State.initial(world)
     memory = Memory(torch.tensor([0, 7]), torch.tensor([4.0, -4.0], dtype=torch.float64))
-    state = dataclasses.replace(state, bank={1: memory})
+    state = dataclasses.replace(state, bank=state.bank | {1: memory})
     evaluator = Evaluator(world)
     mine, _ = evaluator.client_weights(state, 1, 0)
     never_sampled, plain = evaluator.client_weights(state, 0, 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +62,7 @@ class Bottoms:
         steps: list[int],
         shared: Tensor,
         plain: Tensor,
-        bank: dict[int, Memory],
+        bank: Mapping[int, Memory],
         vectorised: bool,
     ) -> None:
         self._furnish(world, depth, vectorised)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
+from pmsfl.engine.memory_plan import MemoryPlan, peak_process_bytes, plan_memory
 from pmsfl.engine.plan import RoundPlan, local_steps
 from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.state import State
@@ -34,6 +34,7 @@ class Estimate:
 
     costs: ClientCosts
     bytes_planned: dict[str, int]
+    memory: MemoryPlan
     memory_bytes: int  # of the whole process, or on the GPU: the peak that the probe reached
     seconds_per_step: float
     seconds_training: float
@@ -81,6 +82,7 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
 
 def estimate(world: World, probe_steps: int = 5) -> Estimate:
     """Plan every round (they are all known in advance) and time a few steps of the first."""
+    memory = plan_memory(world)  # before the probe, which would count as what is there already
     plans = [world.plan(t) for t in range(world.recipe.rounds)]
     costs = client_costs(world)
     seconds = _probe(world, probe_steps)
@@ -90,6 +92,7 @@ def estimate(world: World, probe_steps: int = 5) -> Estimate:
     return Estimate(
         costs,
         planned_bytes(world, plans, costs).as_dict(),
+        memory,
         _peak_memory(world),
         seconds,
         seconds * work / in_first,
@@ -102,12 +105,7 @@ def _peak_memory(world: World) -> int:
     """What the probe needed: steps of the whole cohort, and a part of an evaluation."""
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated(world.device)
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_process_bytes()
 
 
 @torch.no_grad()

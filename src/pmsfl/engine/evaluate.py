@@ -75,7 +75,7 @@ class Evaluator:
         """Every client and the global model, averaged over the evaluated masks."""
         n = self.world.federation.clients
         own, shared, overall = np.zeros((self.draws, n)), np.zeros((self.draws, n)), np.zeros(self.draws)
-        personal = any(len(m.indices) or m.plain is not None for m in state.bank.values())
+        personal = state.bank.personalised
         for draw in range(self.draws):
             jobs = self.global_jobs(state, draw, self.world.train_rows)
             statistics = self.statistics(state, draw, jobs)

@@ -4,25 +4,18 @@ interrupted round costs nothing but itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pmsfl.engine.bank import ROW, Bank
+from pmsfl.engine.bank import Memory as Memory
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.world import World
 from pmsfl.masks.aggregate import Counts
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What one client keeps between its rounds: only its personal coordinates, not a whole row."""
-
-    indices: Tensor  # int64, sorted: its personal coordinates
-    values: Tensor  # what it trains there (scores or weights)
-    participations: int = 0  # since the initial agreement ended
-    plain: Tensor | None = None  # its own norms, where norms are local
-    optimiser: dict[str, Tensor] = field(default_factory=dict)  # where client_state is persistent
 
 
 @dataclass(frozen=True)
@@ -34,18 +27,18 @@ class State:
     plain: Tensor  # [Q]
     masked_optimiser: RowOptimiser  # of the server's blocks, rows [1, P − P_cut]
     plain_optimiser: RowOptimiser  # of the server's plain parameters, rows [1, Q − Q_cut]
-    counts: Counts | None = None
-    bank: dict[int, Memory] = field(default_factory=dict)
+    counts: Counts | None
+    bank: Bank
 
     @staticmethod
-    def initial(world: World) -> State:
-        """The state before round 0."""
+    def initial(world: World, bank_file: Path | None = None) -> State:
+        """The state before round 0. bank_file: where the clients' memories go, should they need a file."""
         shared = world.initial_shared.clone()
         if not world.shares_top:  # the server trains ordinary weights
             p = world.masked_size(world.cut)
             shared = torch.cat((shared[:p], world.frozen[p:]))
         masked, plain = server_optimisers(world)
-        return State(0, shared, world.initial_plain.clone(), masked, plain)
+        return State(0, shared, world.initial_plain.clone(), masked, plain, None, Bank.empty(world, bank_file))
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a checkpoint."""
@@ -54,40 +47,18 @@ class State:
             out |= {f"optimiser.{name}.{k}": v for k, v in optimiser.tensors().items()}
         if self.counts is not None:
             out |= {"counts.alpha": self.counts[0], "counts.beta": self.counts[1]}
-        for client, m in self.bank.items():
-            out[f"client.{client}.indices"] = m.indices.to(torch.int32)
-            out[f"client.{client}.values"] = m.values
-            out[f"client.{client}.participations"] = torch.tensor(m.participations)
-            if m.plain is not None:
-                out[f"client.{client}.plain"] = m.plain
-            out |= {f"client.{client}.optimiser.{k}": v for k, v in m.optimiser.items()}
-        return out
+        return out | self.bank.to_tensors()
 
     @staticmethod
-    def from_tensors(world: World, tensors: dict[str, Tensor]) -> State:
-        """The inverse of `to_tensors`, on the world's device."""
-        t = {name: value.to(world.device) for name, value in tensors.items()}
+    def from_tensors(world: World, tensors: Mapping[str, Tensor], bank: Bank | None = None) -> State:
+        """The inverse of `to_tensors`, on the world's device. bank: any of this run, for where rows are kept."""
+        bank = (Bank.empty(world) if bank is None else bank).restored(tensors)
+        t = {name: value.to(world.device) for name, value in tensors.items() if not name.startswith(ROW)}
         masked, plain = server_optimisers(world)
         for name, optimiser in (("masked", masked), ("plain", plain)):
             optimiser.load({k: t[f"optimiser.{name}.{k}"] for k in ("first", "second", "steps")})
         counts = (t["counts.alpha"], t["counts.beta"]) if "counts.alpha" in t else None
-        return State(int(t["round"]), t["shared"], t["plain"], masked, plain, counts, _bank_from_tensors(t))
-
-
-def _bank_from_tensors(t: dict[str, Tensor]) -> dict[int, Memory]:
-    bank = {}
-    clients = sorted({int(name.split(".")[1]) for name in t if name.startswith("client.")})
-    for c in clients:
-        own = f"client.{c}."
-        optimiser = own + "optimiser."
-        bank[c] = Memory(
-            t[own + "indices"].long(),
-            t[own + "values"],
-            int(t[own + "participations"]),
-            t.get(own + "plain"),
-            {n.removeprefix(optimiser): v for n, v in t.items() if n.startswith(optimiser)},
-        )
-    return bank
+        return State(int(t["round"]), t["shared"], t["plain"], masked, plain, counts, bank)
 
 
 def server_optimisers(world: World) -> tuple[RowOptimiser, RowOptimiser]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from pmsfl.engine.memory_plan import MemoryPlan, plan_memory
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.report.console import count, fancy, hang_up, human_bytes, note, number, pairs, percent, say
@@ -149,8 +150,19 @@ def _heading(world: World, state: State, directory: RunDirectory, executor: str)
         ("clients", f"{world.federation.clients}, {cohort} per round"),
         ("depth", depth_line(world.depths)),
         ("device", f"{world.device.type}, {executor} executor"),
+        ("memory", memory_line(plan_memory(world), world.device.type)),
         ("directory", str(directory.path)),
     ]
+
+
+def memory_line(plan: MemoryPlan, device: str) -> str:
+    """The planned peak: '809 MB at the peak, 67.1 kB of it the bank' on the CPU."""
+    peak = f"{human_bytes(plan.host)} at the peak"
+    if not plan.on_host:
+        peak = f"{human_bytes(plan.device)} on {device} at the peak, {human_bytes(plan.host)} on the host"
+    if plan.bank_in_file:
+        return f"{peak}; the bank, {human_bytes(plan.bank)}, in a file of at most {human_bytes(plan.bank_file)}"
+    return f"{peak}, {human_bytes(plan.bank)} of it the bank" if plan.bank else peak
 
 
 def depth_line(depths: tuple[int, ...]) -> str:

@@ -30,7 +30,7 @@ from pmsfl.report.console import (
     table,
 )
 from pmsfl.report.listing import aggregation, evaluations
-from pmsfl.report.progress import Watcher, depth_line
+from pmsfl.report.progress import Watcher, depth_line, memory_line
 from pmsfl.run import Run, train
 
 
@@ -173,6 +173,12 @@ def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
         "device": world.device.type,
         "bytes": found.bytes_planned,
         "memory": found.memory_bytes,
+        "memory_plan": {
+            "device": found.memory.device,
+            "host": found.memory.host,
+            "bank": found.memory.bank,
+            "bank_file": found.memory.bank_file,
+        },
         "client_memory": found.costs.memory_bytes,
         "client_flops": found.costs.flops_per_round,
         "depths": depth_costs(world, found),
@@ -193,7 +199,8 @@ def show_estimate(world: World, found: Estimate) -> None:
         ("clients", f"{world.federation.clients}, {len(world.plan(0).clients)} per round"),
         ("depth", depth_line(world.depths)),
         ("device", world.device.type),
-        ("memory", f"{human_bytes(found.memory_bytes)} for the whole simulation, as the probe measured it"),
+        ("memory", memory_line(found.memory, world.device.type)),
+        ("measured", f"{human_bytes(found.memory_bytes)} after a few steps and a part of an evaluation"),
         ("client", f"{human_bytes(found.costs.memory_bytes)} at most, {_flops(found.costs.flops_per_round)} a round"),
         ("time", f"{human_seconds(found.seconds_per_step)} per step, {found.steps_total} steps"),
         (
