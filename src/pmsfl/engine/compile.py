@@ -92,11 +92,13 @@ def _trace(
         step(list(inputs))
         return []
 
-    graph = make_fx(flat, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*fakes)
+    traced = make_fx(flat, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*fakes)
     fixed = [s for s, size in sizes.items() if not shapes.replace(size.node.expr).free_symbols]
     if fixed:
         raise CannotCompile("some layer needs the number of clients as a constant")
-    return graph, fakes, mode, _lift_constants(graph)
+    constants = _lift_constants(traced)
+    # A new module holds the graph alone, which torch's cache on disk can recognise.
+    return fx.GraphModule({}, traced.graph), fakes, mode, constants
 
 
 def _lift_constants(graph: fx.GraphModule) -> list[Tensor]:
@@ -113,5 +115,4 @@ def _lift_constants(graph: fx.GraphModule) -> list[Tensor]:
             found[id(tensor)] = (tensor, last)
         node.replace_all_uses_with(found[id(tensor)][1])
         graph.graph.erase_node(node)
-    graph.recompile()
     return [tensor for tensor, _ in found.values()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from pmsfl.models.beside import side_by_side
-from pmsfl.models.clients_conv import clients_conv
+from pmsfl.models.clients_conv import better_as_columns, channels_last, columns, grouped
 from pmsfl.models.context import explicit
 
 Strategy = Literal["grouped", "grouped channels-last"]
@@ -46,19 +46,27 @@ class Conv2d(nn.Conv2d):
         return side_by_side(self._convolve, x, self.weight, self.bias)
 
     def _convolve(self, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if explicit() and type(clients) is not int and self.groups == 1 and not isinstance(self.padding, str):
-            return self._with_a_symbol(clients, x, weight, bias)
+        if explicit() and not isinstance(self.padding, str):
+            return self._spelled_out(clients, x, weight, bias)
         if self.neighbours_follow and not is_batchedtensor(x):  # vmap itself has no rule for memory formats
             last = strategy(x.device, x.dtype, weight.shape[1]) == "grouped channels-last"
             x = x.contiguous(memory_format=torch.channels_last) if last else x
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups * clients)
 
-    def _with_a_symbol(self, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """For a compiler, to which the number of clients is a symbol."""
+    def _spelled_out(self, clients: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """For a compiler: all in one layout, and the number of clients may be a symbol."""
         if torch.is_autocast_enabled(x.device.type):
             half = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(half), weight.to(half)
-        out: Tensor = clients_conv(x, weight, self.stride, self.padding, self.dilation, clients)
+        assert not isinstance(self.padding, str)
+        if type(clients) is not int and self.groups == 1 and better_as_columns(weight, self.stride, self.dilation):
+            out = columns(x, weight, self.stride, self.padding, clients)
+        elif type(clients) is not int:
+            where = (self.stride, self.padding, self.dilation)
+            out = grouped(channels_last(x), channels_last(weight), *where, clients * self.groups)
+        else:
+            x, weight = channels_last(x), channels_last(weight)
+            out = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, self.groups * clients)
         return out if bias is None else out + bias.to(out.dtype).reshape(-1, 1, 1)
 
 
