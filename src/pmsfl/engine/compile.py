@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pmsfl.engine.reshape import compute_before_views
+
 Program = Callable[..., Any]
 Step = Callable[[list[Tensor]], None]  # moves the tensors it is given, in place
 Lower = Callable[[fx.GraphModule, list[Tensor], Any], Program]  # graph, its inputs and their mode → what runs
@@ -62,7 +64,8 @@ def compile_step(
     except CannotCompile:
         raise
     except Exception as error:  # whatever torch's compiler does not know: the step still runs as it is
-        raise CannotCompile(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
+        lines = str(error).strip().splitlines() or [""]
+        raise CannotCompile(f"{type(error).__name__}: {lines[0][:200]}") from error
     return Compiled(program, constants, time.perf_counter() - began)
 
 
@@ -96,6 +99,7 @@ def _trace(
     fixed = [s for s, size in sizes.items() if not shapes.replace(size.node.expr).free_symbols]
     if fixed:
         raise CannotCompile("some layer needs the number of clients as a constant")
+    compute_before_views(traced.graph, mode)
     constants = _lift_constants(traced)
     # A new module holds the graph alone, which torch's cache on disk can recognise.
     return fx.GraphModule({}, traced.graph), fakes, mode, constants

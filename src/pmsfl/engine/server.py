@@ -120,13 +120,13 @@ class Server:
         masked = rows.masked.detach().requires_grad_(trains and rows.masked.numel() > 0)
         plain = rows.plain.detach().requires_grad_(rows.plain.numel() > 0)
         inputs = {d: q.detach().requires_grad_() for d, q in smashed.items()}
-        count = None if present is None else torch.cat([present[d] for d in smashed])
-        weights = None if count is None else count.repeat_interleave(w.recipe.batch)
-        with forward_context(ForwardContext(weights, dropout_key=fold(key, 1))), w.precision():
+        there = [q.new_ones(q.shape[0], dtype=w.dtype) if present is None else present[d] for d, q in smashed.items()]
+        count = torch.cat(there)
+        weights = None if present is None else count.repeat_interleave(w.recipe.batch)
+        with forward_context(ForwardContext(weights, dropout_key=fold(key, 1), batch=w.recipe.batch)), w.precision():
             out = self._forward(self.weights(masked, key), plain, inputs)
         leaves = [t for t in (masked, plain) if t.requires_grad]
-        # every batch is full: n_union / n_k
-        clients = sum(q.shape[0] for q in smashed.values()) if count is None else count.sum()
+        clients = count.sum()  # every batch is full: n_union / n_k
         target, weight = self._objective(out, smashed, labels, answer, places, weights)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=False):

@@ -42,7 +42,7 @@ def columns(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: tuple[i
         for j in range(kw)
     ]
     matrix = weight.reshape(clients, -1, *weight.shape[1:]).permute(0, 3, 4, 2, 1).flatten(1, 3)  # [K, kh·kw·C, O]
-    unfolded = torch.cat(taps, -1)
+    unfolded = taps[0] if len(taps) == 1 else torch.cat(taps, -1)
     short = -unfolded.shape[-1] % 8  # tensor cores load 16 bytes at once
     if short:
         unfolded, matrix = F.pad(unfolded, (0, short)), F.pad(matrix, (0, 0, 0, short))

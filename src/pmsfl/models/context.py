@@ -19,11 +19,12 @@ Sums = dict[str, tuple[Tensor, Tensor, Tensor]]  # norm's name -> (count [], mea
 @dataclass
 class ForwardContext:
     """row_weights [B]: 0 leaves a row out of batch statistics; sums: filled by StaticBN when not None;
-    dropout_key: int64 scalar, None switches dropout off."""
+    dropout_key: int64 scalar, None switches dropout off; batch: rows come in groups of so many, None: unknown."""
 
     row_weights: Tensor | None = None
     sums: Sums | None = None
     dropout_key: Tensor | None = None
+    batch: int | None = None
 
 
 _local = threading.local()

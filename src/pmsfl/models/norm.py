@@ -55,7 +55,7 @@ class StaticBN(nn.Module):
 
     def _by_batch(self, clients: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if explicit():
-            return normalise(x, weight, bias, None, self.eps)
+            return normalise(x, weight, bias, None, self.eps, current().batch)
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
 
     def _weighted(self, x: Tensor) -> Tensor:
@@ -63,7 +63,8 @@ class StaticBN(nn.Module):
         context = current()
         assert context.row_weights is not None
         if explicit() and context.sums is None:
-            return normalise(x, self.weight, self.bias, context.row_weights[: x.shape[0]], self.eps)
+            rows = context.row_weights[: x.shape[0]]
+            return normalise(x, self.weight, self.bias, rows, self.eps, context.batch)
         axes = (0, *range(2, x.ndim))
         along = (1, -1, *(1,) * (x.ndim - 2))
         places = x[0, 0].numel()

@@ -13,18 +13,28 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float) -> Tensor:
-    """x [B, C, ...] normalised over all axes but the second. rows [B]: what each row counts for, None: 1."""
-    out: Tensor = _Normalise.apply(x, weight, bias, rows, eps)[0]  # type: ignore[no-untyped-call]
+def normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, batch: int | None = None
+) -> Tensor:
+    """x [B, C, ...] normalised over all axes but the second.
+
+    rows [B]: what each row counts for, None: 1. batch: where the number of rows is a symbol, sums are taken over so
+    many rows first: a compiler makes better loops of numbers it knows.
+    """
+    out: Tensor = _Normalise.apply(x, weight, bias, rows, eps, batch)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+def _sum(x: Tensor, batch: int | None) -> Tensor:
+    """Over all axes but the second."""
+    if batch is None or type(x.shape[0]) is int:
+        return x.sum((0, *range(2, x.ndim)))
+    parts = x.reshape(-1, batch, *x.shape[1:])
+    return parts.sum((1, *range(3, parts.ndim))).sum(0)
 
 
 def _along(x: Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (x.ndim - 2))
-
-
-def _axes(x: Tensor) -> tuple[int, ...]:
-    return (0, *range(2, x.ndim))
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -43,19 +53,19 @@ def _weights(x: Tensor, rows: Tensor | None) -> tuple[Tensor | None, Tensor | fl
 class _Normalise(Function):
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, batch: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide, axes, along = _wide(x), _axes(x), _along(x)
+        wide, along = _wide(x), _along(x)
         each, n = _weights(x, rows)
         counted = wide if each is None else wide * each
-        mean = counted.sum(axes) / n
+        mean = _sum(counted, batch) / n
         if x.dtype in (torch.bfloat16, torch.float16):
             # One pass. What cancels here is far below the rounding of the numbers themselves.
-            variance = ((counted * wide).sum(axes) / n - mean * mean).clamp_min(0.0)
+            variance = (_sum(counted * wide, batch) / n - mean * mean).clamp_min(0.0)
         else:
             centred = wide - mean.reshape(along)
             squares = centred * centred
-            variance = (squares if each is None else squares * each).sum(axes) / n
+            variance = _sum(squares if each is None else squares * each, batch) / n
         scale = torch.rsqrt(variance + eps)
         out = (wide - mean.reshape(along)) * scale.reshape(along)
         if weight is not None:
@@ -66,7 +76,7 @@ class _Normalise(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, bias, rows, _ = inputs
+        x, weight, bias, rows, _, ctx.batch = inputs
         _, mean, scale = output
         ctx.mark_non_differentiable(mean, scale)
         ctx.set_materialize_grads(False)
@@ -76,13 +86,13 @@ class _Normalise(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if gradient is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         x, weight, rows, mean, scale = ctx.saved_tensors
-        axes, along = _axes(x), _along(x)
+        along = _along(x)
         each, n = _weights(x, rows)
         g = _wide(gradient)
         normal = (_wide(x) - mean.reshape(along)) * scale.reshape(along)
-        total, product = g.sum(axes), (g * normal).sum(axes)
+        total, product = _sum(g, ctx.batch), _sum(g * normal, ctx.batch)
         common = (total.reshape(along) + normal * product.reshape(along)) / n
         factor = scale if weight is None else scale * weight
         inner = (g - (common if each is None else common * each)) * factor.reshape(along)
@@ -90,6 +100,7 @@ class _Normalise(Function):
             inner.to(x.dtype),
             None if weight is None else product.to(weight.dtype),
             total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
+            None,
             None,
             None,
         )
