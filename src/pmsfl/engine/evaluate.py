@@ -29,6 +29,9 @@ ROWS_AT_ONCE = 2048  # samples in one launch; per client at most ROWS_PER_CLIENT
 ROWS_PER_CLIENT = 128
 
 
+Batch = tuple[Tensor, Tensor, bool]  # rows [K, B], which of them are real [K, B], and whether all are
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracies in percent. Per client: NaN where a client has no test data."""
@@ -69,6 +72,17 @@ class Evaluator:
         learned = world.method.theta(world.initial_scores[:1]) is not None
         sampled = learned and world.method.samples_masks and world.recipe.eval_mask == "sampled"
         self.draws = world.recipe.eval_masks if sampled else 1
+        self.global_test = torch.from_numpy(world.federation.global_test).to(world.device)
+        self._test_parts = list(torch.split(self.global_test, ROWS_PER_CLIENT))
+        self._prepared: dict[tuple[int, ...], tuple[list[Tensor], list[Batch]]] = {}
+
+    def _batches(self, rows: list[Tensor]) -> list[Batch]:
+        """A job's rows in batches; the same in every evaluation, so they are kept (with the rows, which name them)."""
+        key = tuple(id(r) for r in rows)
+        if key not in self._prepared:
+            batches = [(batch, present, bool(present.all())) for batch, present in _batches(rows)]
+            self._prepared[key] = rows, batches
+        return self._prepared[key][1]
 
     @torch.no_grad()
     def evaluate(self, state: State) -> Evaluation:
@@ -173,10 +187,10 @@ class Evaluator:
         self.world.model.train()
         top = self.top_weights(state, draw)
         for job in jobs:
-            for batch, present in _batches(job.rows):
-                q, sums = self._bottom(job, batch, present, None, collecting=True)
+            for batch, present, full in self._batches(job.rows):
+                q, sums = self._bottom(job, batch, None if full else present, None, collecting=True)
                 statistics.add(sums, job.clients)
-                _, sums = self._top(state, top, q, job.depth, present, None, collecting=True)
+                _, sums = self._top(state, top, q, job.depth, None if full else present, None, collecting=True)
                 statistics.add(sums, None)
             self._count_statistics(job)
         return statistics
@@ -190,9 +204,9 @@ class Evaluator:
         """
         top = self.top_weights(state, draw)
         self.world.model.train(self.world.recipe.statistics == "batch")
-        for batch, present in _batches(job.rows):
-            q, _ = self._bottom(job, batch, present, statistics, x=x)
-            out, _ = self._top(state, top, q, job.depth, present, statistics)
+        for batch, present, full in self._batches(job.rows):
+            q, _ = self._bottom(job, batch, None if full else present, statistics, x=x)
+            out, _ = self._top(state, top, q, job.depth, None if full else present, statistics)
             yield batch, present, out.reshape(*batch.shape, -1)
 
     def _accuracies(self, state: State, draw: int, statistics: Statistics, jobs: Iterator[Job]) -> np.ndarray:
@@ -209,10 +223,10 @@ class Evaluator:
     def _global_test(self, state: State, draw: int, statistics: Statistics) -> float:
         """Percent right of the global model on the global test; with mixed depths, the mean over the cuts."""
         w = self.world
-        rows = torch.from_numpy(w.federation.global_test).to(w.device)
+        rows = self.global_test
         if not len(rows):
             return math.nan
-        parts = list(torch.split(rows, ROWS_PER_CLIENT))
+        parts = self._test_parts
         scores = []
         for depth in sorted(set(w.depths)):
             masked = self.weights(w.method.start(w.sent(state.shared, depth)), draw)
@@ -229,43 +243,50 @@ class Evaluator:
         self,
         job: Job,
         rows: Tensor,
-        present: Tensor,
+        present: Tensor | None,
         statistics: Statistics | None,
         collecting: bool = False,
         x: Tensor | None = None,
     ) -> tuple[Tensor, Sums]:
         """Smashed data [K, B, ...] of rows [K, B], and the norms' sums per client where they are collected."""
         w = self.world
-        views = w.layout.bottom(job.masked, job.plain, job.depth)
         buffers = {} if statistics is None else statistics.buffers(job.clients)
-        own = 0 if job.masked.ndim == 2 else None  # the global bottom is one for all
-        weighted = self._weighted(collecting, present)
+        per_client = 0 if statistics is not None and statistics.per_client and job.clients else None
+        masked, plain = job.masked, job.plain
+        if w.device.type == "cuda":  # clients side by side, as in training, whether or not they are all the same
+            masked, plain = masked.expand(len(rows), -1), plain.expand(len(rows), -1)
+            if per_client is None:
+                buffers, per_client = {n: b.expand(len(rows), *b.shape) for n, b in buffers.items()}, 0
+        views = w.layout.bottom(masked, plain, job.depth)
+        own = 0 if masked.ndim == 2 else None  # the global bottom is one for all
+        weights = self._weights(collecting, present)
 
         def one(
-            views: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, present: Tensor
+            views: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, weights: Tensor | None
         ) -> tuple[Tensor, Sums]:
-            context = ForwardContext(present if weighted else None, {} if collecting else None)
-            with forward_context(context):
+            context = ForwardContext(weights, {} if collecting else None)
+            with forward_context(context), w.precision():
                 q = functional_call(w.model, views | buffers, (x, 0, job.depth))
             return q, context.sums or {}
 
         samples = w.inputs(rows, source=x)
-        per_client = 0 if statistics is not None and statistics.per_client and job.clients else None
         if self.vectorised:
-            out: tuple[Tensor, Sums] = vmap(one, in_dims=(own, per_client, 0, 0))(views, buffers, samples, present)
+            dims = (own, per_client, 0, None if weights is None else 0)
+            out: tuple[Tensor, Sums] = vmap(one, in_dims=dims)(views, buffers, samples, weights)
             return out
         results = []
         for i in range(len(rows)):
             mine = {n: v[i] for n, v in views.items()} if own == 0 else views
             stats = {n: v[i] for n, v in buffers.items()} if per_client == 0 else buffers
-            results.append(one(mine, stats, samples[i], present[i]))
+            own_weights = None if weights is None else weights[i]
+            results.append(one(mine, stats, samples[i], own_weights))
         names = list(results[0][1])
         sums = {n: tuple(torch.stack(t) for t in zip(*(r[1][n] for r in results), strict=True)) for n in names}
         return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]
 
-    def _weighted(self, collecting: bool, present: Tensor) -> bool:
-        """Do rows need weights? Only where batch statistics are taken and some rows are padding."""
-        return (collecting or self.world.recipe.statistics == "batch") and not bool(present.all())
+    def _weights(self, collecting: bool, present: Tensor | None) -> Tensor | None:
+        """What rows count for: matters only where batch statistics are taken and some rows are padding."""
+        return present if collecting or self.world.recipe.statistics == "batch" else None
 
     def _top(
         self,
@@ -273,7 +294,7 @@ class Evaluator:
         weights: Tensor,
         q: Tensor,
         depth: int,
-        present: Tensor,
+        present: Tensor | None,
         statistics: Statistics | None,
         collecting: bool = False,
     ) -> tuple[Tensor, Sums]:
@@ -281,9 +302,9 @@ class Evaluator:
         w = self.world
         views = w.layout.top(weights, state.plain[w.plain_size(w.cut) :], w.cut)
         buffers = {} if statistics is None else statistics.buffers(None)
-        weighted = self._weighted(collecting, present)
-        context = ForwardContext(present.flatten() if weighted else None, {} if collecting else None)
-        with forward_context(context):
+        rows = self._weights(collecting, present)
+        context = ForwardContext(None if rows is None else rows.flatten(), {} if collecting else None)
+        with forward_context(context), w.precision():
             out: Tensor = functional_call(w.model, views | buffers, (q.flatten(0, 1), depth))
         return out, context.sums or {}
 

@@ -354,10 +354,9 @@ def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float
 
 def uses_half(recipe: Recipe, device: torch.device) -> bool:
     """Do forward passes run in bf16? By default on a GPU; never in double precision."""
-    if recipe.precision == "bf16" and recipe.dtype == "float64":
-        raise PmsflError("precision = 'bf16' with dtype = 'float64': take precision = 'auto' or 'full'")
-    wanted = recipe.precision == "bf16" or (recipe.precision == "auto" and device.type == "cuda")
-    return wanted and recipe.dtype == "float32"
+    if recipe.precision == "bf16" and (recipe.dtype == "float64" or device.type != "cuda"):
+        raise PmsflError("precision = 'bf16' needs a GPU and dtype = 'float32'; take precision = 'auto' or 'full'")
+    return recipe.precision != "full" and recipe.dtype == "float32" and device.type == "cuda"
 
 
 def pick_device(name: str) -> torch.device:

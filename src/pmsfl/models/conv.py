@@ -31,6 +31,8 @@ def strategy(device: torch.device, dtype: torch.dtype, channels: int) -> Strateg
     and 256; unfolding and a batched matrix product 0.1 to 0.7 but for first layers and 1×1, where channels-last is
     ahead as well. So nothing is looped over or unfolded. Double precision was not measured: oneDNN does not do it.
     """
+    if device.type == "cuda":  # tensor cores take half precision channels-last; cuDNN would copy there and back
+        return "grouped channels-last" if torch.is_autocast_enabled("cuda") else "grouped"
     narrow = channels <= WIDEST_CHANNELS_LAST
     return "grouped channels-last" if device.type == "cpu" and dtype == torch.float32 and narrow else "grouped"
 

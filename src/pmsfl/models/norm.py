@@ -6,6 +6,8 @@ State names equal nn.BatchNorm2d's, so an exported model loads into an ordinary 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from pmsfl.models.beside import side_by_side
 from pmsfl.models.context import current, explicit
 from pmsfl.models.conv import GroupNorm
 from pmsfl.models.normalise import normalise
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 class StaticBN(nn.Module):
@@ -42,6 +46,8 @@ class StaticBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         context = current()
+        if x.dtype in HALF and not explicit():
+            return self._in_half(x)
         if context.row_weights is not None:
             return self._weighted(x)
         if context.sums is not None:
@@ -57,6 +63,37 @@ class StaticBN(nn.Module):
         if explicit():
             return normalise(x, weight, bias, None, self.eps, current().batch)
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, self.eps)
+
+    def _in_half(self, x: Tensor) -> Tensor:
+        """The same for half-precision numbers, whose sums are taken in single precision."""
+        context = current()
+        mean, variance = self.running_mean, self.running_var
+        if context.row_weights is not None or context.sums is not None:
+            rows = None if context.row_weights is None else context.row_weights[: x.shape[0]]
+            count, mean, variance = side_by_side(self._moments, x, rows).unbind()
+            if context.sums is not None:
+                context.sums[self.name] = (count[0], mean, variance * count)
+        elif self.training:
+            return side_by_side(self._by_batch, x, self.weight, self.bias)
+        return side_by_side(self._by_moments, x, mean, variance, self.weight, self.bias)
+
+    def _moments(self, clients: int, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Count, mean and variance of every channel [3, K·C] of x [B, K·C, ...]; rows: weights [K·B]."""
+        channels, places = x.shape[1] // clients, math.prod(x.shape[2:])
+        count = torch.full((x.shape[1],), float(len(x) * places), device=x.device)
+        if rows is not None:
+            each = rows.reshape(clients, -1).t().float()
+            x = x * each.repeat_interleave(channels, 1).reshape(len(x), -1, *(1,) * (x.ndim - 2)).to(x.dtype)
+            count = (each.sum(0) * places).repeat_interleave(channels)
+        axes, n = (0, *range(2, x.ndim)), count.clamp_min(1.0)
+        mean = x.sum(axes, dtype=torch.float32) / n
+        squares = torch.linalg.vector_norm(x, 2, axes, dtype=torch.float32).square()
+        return torch.stack((count, mean, (squares / n - mean * mean).clamp_min(0.0)))
+
+    def _by_moments(
+        self, clients: int, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, self.eps)
 
     def _weighted(self, x: Tensor) -> Tensor:
         """Batch statistics over the rows that count, left in the context's sums if it collects them."""
