@@ -8,8 +8,10 @@ cohort of ten and the last straggler alike.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ from pmsfl.engine.reshape import compute_before_views
 Program = Callable[..., Any]
 Step = Callable[[list[Tensor]], None]  # moves the tensors it is given, in place
 Lower = Callable[[fx.GraphModule, list[Tensor], Any], Program]  # graph, its inputs and their mode → what runs
+INT32 = 2**31
+SPARE_ROOM = 4  # later rounds may have more clients of a depth than the one that is compiled
 
 
 class CannotCompile(Exception):
@@ -45,9 +49,40 @@ def inductor(graph: fx.GraphModule, fakes: list[Tensor], mode: Any) -> Program:
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx
 
-    with tracing(TracingContext(mode)), torch.no_grad():
+    with tracing(TracingContext(mode)), torch.no_grad(), _narrow_sizes(_largest(graph) * SPARE_ROOM < INT32):
         program: Any = compile_fx(graph, fakes)
     return program  # type: ignore[no-any-return]
+
+
+def _largest(graph: fx.GraphModule) -> int:
+    """Elements of the largest tensor, with as many clients as the examples have."""
+    values = [n.meta["val"] for n in graph.graph.nodes if isinstance(n.meta.get("val"), Tensor)]
+    return max(math.prod(int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in v.shape) for v in values)
+
+
+@contextmanager
+def _narrow_sizes(fits: bool) -> Iterator[None]:
+    """Let kernels take symbolic sizes as 32-bit numbers, where every index fits.
+
+    Inductor passes them as 64-bit ones, in case that they are multiplied. Every element's channel is its index modulo
+    such a size, and a GPU divides 64-bit numbers by a subroutine: half of the time of a normalisation went there.
+    """
+    from torch._inductor.codegen import triton_utils
+
+    original = getattr(triton_utils, "signature_of", None)
+    if not fits or original is None:
+        yield
+        return
+
+    def narrow(arg: Any, *, size_dtype: str | None) -> str:
+        kind: str = original(arg, size_dtype=size_dtype)
+        return "i32" if kind == "i64" and str(getattr(arg, "name", "")).startswith("ks") else kind
+
+    triton_utils.signature_of = narrow
+    try:
+        yield
+    finally:
+        triton_utils.signature_of = original
 
 
 def compile_step(

@@ -29,6 +29,7 @@ UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
 Replay = Callable[[], object]
 Tree = TypeVar("Tree")
 WARM_UP = 2  # eager steps before a capture: libraries choose their kernels and allocate their workspaces there
+TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs time before the first step
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
 
 
@@ -178,7 +179,7 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         # A recorded step runs thousands of times: let cuDNN try which of its kernels is fastest.
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True):
                 with torch.cuda.stream(stream):
                     for _ in range(WARM_UP):
                         play()
