@@ -50,6 +50,11 @@ def _weights(x: Tensor, rows: Tensor | None) -> tuple[Tensor | None, Tensor | fl
     return rows.reshape(-1, *(1,) * (x.ndim - 1)), (rows.sum() * places).clamp_min(1.0)
 
 
+def _settled(channels: Tensor) -> Tensor:
+    """One number per channel, in memory. A compiler would work it out anew for every pixel; striding stops it."""
+    return channels.as_strided(channels.shape, channels.stride())
+
+
 class _Normalise(Function):
     @staticmethod
     def forward(
@@ -67,11 +72,9 @@ class _Normalise(Function):
             squares = centred * centred
             variance = _sum(squares if each is None else squares * each, batch) / n
         scale = torch.rsqrt(variance + eps)
-        out = (wide - mean.reshape(along)) * scale.reshape(along)
-        if weight is not None:
-            out = out * weight.reshape(along)
-        if bias is not None:
-            out = out + bias.reshape(along)
+        factor = scale if weight is None else scale * weight
+        shift = -mean * factor if bias is None else bias - mean * factor
+        out = wide * _settled(factor).reshape(along) + _settled(shift).reshape(along)
         return out.to(x.dtype), mean, scale
 
     @staticmethod
@@ -90,12 +93,15 @@ class _Normalise(Function):
         x, weight, rows, mean, scale = ctx.saved_tensors
         along = _along(x)
         each, n = _weights(x, rows)
-        g = _wide(gradient)
-        normal = (_wide(x) - mean.reshape(along)) * scale.reshape(along)
-        total, product = _sum(g, ctx.batch), _sum(g * normal, ctx.batch)
-        common = (total.reshape(along) + normal * product.reshape(along)) / n
+        g, wide = _wide(gradient), _wide(x)
+        total = _sum(g, ctx.batch)
+        product = _sum(g * (wide - _settled(mean).reshape(along)), ctx.batch) * scale
         factor = scale if weight is None else scale * weight
-        inner = (g - (common if each is None else common * each)) * factor.reshape(along)
+        # dL/dx = factor · (g − rows · (total + normal · product) / n), normal = (x − mean) · scale
+        slope = factor * product * scale / n
+        level = factor * total / n - slope * mean
+        common = wide * _settled(slope).reshape(along) + _settled(level).reshape(along)
+        inner = g * _settled(factor).reshape(along) - (common if each is None else common * each)
         return (
             inner.to(x.dtype),
             None if weight is None else product.to(weight.dtype),
