@@ -15,6 +15,7 @@ from pmsfl.data import load_federation
 from pmsfl.data.federation import Federation
 from pmsfl.engine.augment import augment
 from pmsfl.engine.budget import depths_by_budget
+from pmsfl.engine.memory import keep_freed_memory
 from pmsfl.engine.notes import label_honesty, notes_of
 from pmsfl.engine.plain import PlainView
 from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, cohort_size, plan_round
@@ -46,6 +47,8 @@ class World:
     ) -> None:
         self.recipe = recipe
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.dtype = DTYPES[recipe.dtype]
         self.half = uses_half(recipe, self.device)
         self.federation = federation or federation_of(recipe)
