@@ -27,6 +27,7 @@ from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.models.context import ForwardContext, WholeBatch
+from pmsfl.recipe import Recipe
 from pmsfl.wire.ledger import Ledger
 
 
@@ -53,19 +54,29 @@ class SharedServer(Server):
         return [p.reshape_as(g) for p, g in zip(parts, gradients, strict=True)], count.squeeze(0)
 
 
+def check_shareable(recipe: Recipe) -> None:
+    """PmsflError where several processes cannot play a recipe."""
+    if recipe.schedule == "sequential":
+        raise PmsflError(
+            "schedule = 'sequential' steps the top on one client after another, which leaves several processes "
+            "nothing to share; start one process without torchrun, or take schedule=union"
+        )
+
+
+def executor_title(executor: str, processes: int) -> str:
+    """What an executor is called that so many processes play together."""
+    return executor if processes == 1 else f"distributed ({processes} processes)"
+
+
 class DistributedExecutor(CohortExecutor):
     """Plays a round on stacked clients, some of them in each process."""
 
     def __init__(
         self, world: World, ledger: Ledger, processes: Processes, note: Callable[[str], None] = lambda line: None
     ) -> None:
-        if world.recipe.schedule == "sequential":
-            raise PmsflError(
-                "schedule = 'sequential' steps the top on one client after another, which leaves several processes "
-                "nothing to share; start one process, or take schedule=union"
-            )
+        check_shareable(world.recipe)
         self.processes = processes
-        self.name = f"distributed ({processes.size} processes)"
+        self.name = executor_title("cohort", processes.size)
         super().__init__(world, ledger, note)
 
     def _recorder(self, note: Callable[[str], None]) -> Recorder | None:

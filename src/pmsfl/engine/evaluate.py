@@ -22,6 +22,7 @@ from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, uniform
 from pmsfl.models.context import ForwardContext, Sums, forward_context
 from pmsfl.models.norm import StaticBN
+from pmsfl.recipe import Recipe
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind, length
 
@@ -328,6 +329,11 @@ class Evaluator:
             clients = sum(d == depth and len(rows) > 0 for d, rows in zip(w.depths, w.train_rows, strict=True))
             for direction in (Direction.UP, Direction.DOWN):
                 self.ledger.add(Kind.STATISTICS, direction, cost * clients * passes, clients * passes)
+
+
+def evaluates_after(recipe: Recipe, rounds: int) -> bool:
+    """Is there an evaluation after so many rounds?"""
+    return rounds == recipe.rounds or rounds % recipe.eval_every == 0
 
 
 def _block(norm: StaticBN) -> int:

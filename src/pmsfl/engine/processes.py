@@ -6,6 +6,8 @@ With one process every method gives back what it got. All processes must call th
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,19 +80,19 @@ class Processes:
         return out
 
 
-def wanted() -> int:
+def launched() -> int:
     """How many processes the launcher says there are."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leads() -> bool:
     """Is this the process that writes and speaks?"""
-    return wanted() == 1 or int(os.environ.get("RANK", "0")) == 0
+    return launched() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def own_device(device: torch.device) -> torch.device:
     """With several processes on a machine, each has a GPU of its own."""
-    if wanted() == 1 or device.type != "cuda":
+    if launched() == 1 or device.type != "cuda":
         return device
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= torch.cuda.device_count():
@@ -102,10 +104,34 @@ def own_device(device: torch.device) -> torch.device:
 
 
 @contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Ctrl-C reaches a process twice, from the terminal and from torchrun: the second must not stop it saving."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _lost(error: RuntimeError) -> bool:
+    """Is it that another process went away, or no longer answers? Gloo tells it in words alone."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or "gloo" in text or "connection" in text
+
+
+@contextmanager
 def together(device: torch.device) -> Iterator[Processes]:
     """The processes that torchrun started, connected; just this one where it did not. A group that is there already
     is used and left as it is."""
-    if wanted() == 1:
+    if launched() == 1:
         yield Processes()
         return
     if device.type == "cuda":
@@ -114,7 +140,13 @@ def together(device: torch.device) -> Iterator[Processes]:
     if not found:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), device)
+        with _interrupted_once():
+            yield Processes(dist.get_rank(), dist.get_world_size(), device)
+    except RuntimeError as e:
+        if not _lost(e):
+            raise
+        line = str(e).strip().splitlines()[0][:200]
+        raise PmsflError(f"process {dist.get_rank()} lost another one, whose own message says why: {line}") from e
     finally:
         if not found:
             dist.destroy_process_group()
