@@ -36,16 +36,15 @@ class SharedServer(Server):
 
     processes: Processes
     active: dict[int, int]  # clients at work in this step, of all processes, by depth
-    standing_in: set[int]  # depths where this process has none of them: one row that counts for nothing
 
     def _context(self, weights: Tensor | None, key: Tensor) -> ForwardContext:
-        batch, places, before = self.world.recipe.batch, list[int](), 0
+        batch, clients, before = self.world.recipe.batch, list[int](), 0
         for d, n in self.active.items():
-            mine = [before] if d in self.standing_in else self.processes.deal(range(before, before + n), d)
-            places += [client * batch + i for client in mine for i in range(batch)]
+            clients += self.processes.deal(range(before, before + n), d) or [before]  # a stand-in's place is any
             before += n
-        at = torch.tensor(places, device=self.world.device)
-        whole = WholeBatch(self.processes.gather, self.processes.total, before * batch, at)
+        rows = torch.arange(batch, device=self.world.device)
+        places = torch.tensor(clients, device=self.world.device).unsqueeze(1) * batch + rows
+        whole = WholeBatch(self.processes.gather, self.processes.total, before * batch, places.flatten())
         return replace(super()._context(weights, key), whole=whole)
 
     def _totals(self, gradients: list[Tensor], clients: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -104,12 +103,13 @@ class DistributedExecutor(CohortExecutor):
         every process must, and models need not cope with batches of no rows."""
         assert isinstance(play.server, SharedServer)
         mine = {d: len(self.processes.deal(range(n), d)) for d, n in active.items()}
-        idle = {d for d, n in mine.items() if not n}
         groups = {d: play.groups[d].first(n) if n else _stand_in(play.groups[d]) for d, n in mine.items()}
-        present = {d: torch.full((max(n, 1),), float(n > 0), dtype=self.world.dtype) for d, n in mine.items()}
-        present = {d: p.to(self.world.device) for d, p in present.items()}
-        play.server.active, play.server.standing_in = active, idle
-        self._union_step(play.server, groups, present if idle else None)
+        present = None
+        if not all(mine.values()):
+            like = play.server.rows.plain
+            present = {d: like.new_ones(n) if n else like.new_zeros(1) for d, n in mine.items()}
+        play.server.active = active
+        self._union_step(play.server, groups, present)
 
     # --- the end of a round
 
