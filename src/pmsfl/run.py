@@ -266,11 +266,11 @@ class _Trainer:
         return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world)
 
     def _round(self) -> None:
-        before = self.totals.ledger.snapshot()
+        before, began = self.totals.ledger.snapshot(), self.state.round
         try:
             self._play_round(before)
         except BaseException:  # whatever stopped it, its bytes must not be counted twice
-            if self.totals.rounds == self.state.round:
+            if self.state.round == began:
                 self.totals.ledger.load(before.as_dict(), before.messages_as_dict())
             raise
 

@@ -59,7 +59,7 @@ class Branching(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = super().forward(x.view(x.shape[0], -1))
-        return out if float(out.abs().max()) > 0 else out * 2
+        return out if float(out.detach().abs().max()) > 0 else out * 2
 
 
 def with_dropout(*_: object) -> SplitModel:
