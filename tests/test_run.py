@@ -182,6 +182,16 @@ def test_an_interrupt_while_metrics_are_written_loses_no_line(
     assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), whole)
 
 
+def test_an_interrupt_while_somebody_listens_keeps_the_bytes_of_the_round(tmp_path: Path, whole: pmsfl.Run) -> None:
+    def interrupted(progress: Progress) -> None:
+        if progress.round == 5:  # no checkpoint is due: the round is saved because of the interrupt
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="after round 5"):
+        go(tmp_path / "run", listener=Listener(on_round=interrupted))
+    assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), whole)
+
+
 def test_a_loss_that_is_no_number_keeps_the_rounds_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Server.step
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.data.federation import Federation
+from pmsfl.engine.processes import leads
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.report.page import write_page
@@ -31,6 +32,7 @@ def run(
     `run("demo", method="splitfed", seed=1)`. out: the run directory, a free one under runs/ by default.
     federation: your own, instead of what the recipe's `data` names. resume: go on with the run in `out`, or with
     the newest unfinished one of this recipe. executor: "cohort" or "reference"; device: "auto", "cpu" or "cuda".
+    In a script that torchrun starts, its processes share the cohort; the first one alone writes and listens.
     """
     listener = listener or Listener()
     done = train(
@@ -44,6 +46,8 @@ def run(
         federation=federation,
         **changes,
     )
+    if not leads():
+        return done
     try:
         listener.on_note(f"report: {write_page(done)}")
     except (OSError, PmsflError) as e:  # a run that is trained does not fail because its page cannot be written

@@ -10,18 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from pmsfl.data.federation import Federation
 from pmsfl.engine.bank import Bank
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
-from pmsfl.engine.evaluate import Evaluation, Evaluator
-from pmsfl.engine.metrics import RoundMetrics, diverged
+from pmsfl.engine.distributed import DistributedExecutor, check_shareable
+from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluates_after
+from pmsfl.engine.metrics import RoundMetrics, check_finite
+from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
+from pmsfl.follow import Assignment, follow
 from pmsfl.recipe import Recipe
 from pmsfl.recipe_files import nearest
 from pmsfl.rundir import RUNS, RunDirectory, differences, versions
@@ -130,25 +131,42 @@ def train(
     listener = listener or Listener()
     if executor not in EXECUTORS:
         raise PmsflError(f"executor = {executor!r}: {nearest(executor, EXECUTORS)}")
-    overrides = list(overrides)
-    if resume:
-        directory = _find_resumable(recipe, out, overrides, changes)
-        resolved = directory.recipe()
-    else:
-        if not isinstance(recipe, Recipe):
-            resolved = Recipe.load(recipe, overrides, **changes)
-        else:
-            resolved = recipe.overridden(overrides, **changes)
-        directory = None
-    world = World(resolved, pick_device(device), federation)
-    directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
-    with directory.locked():
-        trainer = _Trainer(world, directory, executor, listener)
-        finished = directory.read_json("result.json")
-        if finished is not None and trainer.state.round >= resolved.rounds:
+    if launched() > 1 and executor != "cohort":
+        raise PmsflError(f"executor = {executor!r} plays in one process: start it without torchrun")
+    at = own_device(pick_device(device))
+    with together(at) as processes, contextlib.ExitStack() as held:
+        if processes.rank:
+            assignment, world, result = follow(processes, at, federation)
+            return Run(assignment.path, world.recipe, result, at.type, world)
+        try:
+            directory, resolved = _resolve(recipe, list(overrides), out, resume, changes)
+            if processes.size > 1:
+                check_shareable(resolved)
+            world = World(resolved, at, federation)
+            directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
+            held.enter_context(directory.locked())
+            trainer = _Trainer(world, directory, executor, listener, processes)
+        except BaseException:
+            processes.tell(None)  # the others wait to hear what to play
+            raise
+        finished = directory.read_json("result.json") if trainer.state.round >= resolved.rounds else None
+        processes.tell(Assignment(directory.path, resolved.to_toml(), finished))
+        if finished is not None:
             listener.on_note(f"{directory.path} is complete: nothing to resume")
             return Run(directory.path, resolved, finished, world.device.type, world)
         return trainer.play()
+
+
+def _resolve(
+    recipe: Recipe | str | Path, overrides: list[str], out: str | Path | None, resume: bool, changes: dict[str, Any]
+) -> tuple[RunDirectory | None, Recipe]:
+    """The recipe to play, and the directory to go on in, if there is one."""
+    if resume:
+        directory = _find_resumable(recipe, out, overrides, changes)
+        return directory, directory.recipe()
+    if not isinstance(recipe, Recipe):
+        return None, Recipe.load(recipe, overrides, **changes)
+    return None, recipe.overridden(overrides, **changes)
 
 
 def _find_resumable(
@@ -181,15 +199,21 @@ def _find_resumable(
 class _Trainer:
     """One call of `run`."""
 
-    def __init__(self, world: World, directory: RunDirectory, executor: str, listener: Listener) -> None:
-        self.world, self.directory, self.listener = world, directory, listener
+    def __init__(
+        self, world: World, directory: RunDirectory, executor: str, listener: Listener, processes: Processes
+    ) -> None:
+        self.world, self.directory, self.listener, self.processes = world, directory, listener, processes
         self.recipe = world.recipe
         self.totals = Totals()
         self.state = State.initial(world, directory.bank_file)
         self.kept: dict[int, object] = {}  # round of a checkpoint -> handles of its clients' rows
         self._restore()
-        self.executor: Executor = EXECUTORS[executor](world, self.totals.ledger)
-        self.evaluator = Evaluator(world, self.totals.ledger)
+        self.executor: Executor
+        if processes.size > 1:
+            self.executor = DistributedExecutor(world, self.totals.ledger, processes, listener.on_note)
+        else:
+            self.executor = EXECUTORS[executor](world, self.totals.ledger)
+        self.evaluator = Evaluator(world, self.totals.ledger, processes)
         self.saved = self.state.round
         self.warned = False
 
@@ -222,9 +246,11 @@ class _Trainer:
         """All rounds that are missing, then the result."""
         for line in (*self.world.federation.notes, *self.world.notes()):
             self.listener.on_note(line)
-        if self.world.why_looped and self.executor.name == "cohort":
+        if self.world.why_looped and self.executor.name != "reference":
             self.listener.on_note(f"clients run one by one: {self.world.why_looped}")
         self.listener.on_start(self.world, self.state, self.directory)
+        if self.processes.size > 1:
+            self.processes.tell_tensors(self.state.to_tensors(whole=True))
         try:
             while self.state.round < self.recipe.rounds:
                 self._round()
@@ -236,14 +262,15 @@ class _Trainer:
             ) from None
         result = self._result()
         self.directory.write_json("result.json", result)
+        self.processes.tell(result)
         return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world)
 
     def _round(self) -> None:
-        before = self.totals.ledger.snapshot()
+        before, began = self.totals.ledger.snapshot(), self.state.round
         try:
             self._play_round(before)
         except BaseException:  # whatever stopped it, its bytes must not be counted twice
-            if self.totals.rounds == self.state.round:
+            if self.state.round == began:
                 self.totals.ledger.load(before.as_dict(), before.messages_as_dict())
             raise
 
@@ -252,18 +279,16 @@ class _Trainer:
         with self.directory.writing(self.directory.bank_file.name):
             state, metrics = self.executor.round(self.state)
         trained = time.perf_counter() - began
-        if not (torch.isfinite(state.shared).all() and torch.isfinite(state.plain).all()):
-            raise diverged(metrics.round, "what was learned is not finite")
+        check_finite(state)
         done = state.round
-        last = done == self.recipe.rounds
-        evaluation = self.evaluator.evaluate(state) if last or done % self.recipe.eval_every == 0 else None
+        evaluation = self.evaluator.evaluate(state) if evaluates_after(self.recipe, done) else None
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
         self.directory.append_metrics(line)
         # From here on the round counts. A line without its checkpoint is cut off when the run resumes.
         self.totals, self.state = t, state
-        if last or done % self.recipe.checkpoint_every == 0:
+        if done == self.recipe.rounds or done % self.recipe.checkpoint_every == 0:
             self._save()
         self._warn(metrics)
         speed = metrics.samples / max(trained, 1e-9)

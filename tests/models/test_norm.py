@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pmsfl.models.context import ForwardContext, Sums, current, forward_context
+from pmsfl.models.context import ForwardContext, Sums, WholeBatch, current, forward_context
 from pmsfl.models.norm import StaticBN, convert_batch_norm
 
 
@@ -25,7 +25,18 @@ def images(n: int = 6, seed: int = 1, shift: float = 0.0) -> Tensor:
     return torch.randn(n, 3, 4, 5, generator=generator, dtype=torch.float64) * 2 + shift
 
 
-@pytest.mark.parametrize("context", [ForwardContext(), ForwardContext(row_weights=torch.ones(6))])
+WHOLE = WholeBatch(lambda t: t.unsqueeze(0), lambda t: t, 6, torch.arange(6))  # all of it is here
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        ForwardContext(),
+        ForwardContext(row_weights=torch.ones(6)),
+        ForwardContext(whole=WHOLE),
+        ForwardContext(row_weights=torch.ones(6), whole=WHOLE),
+    ],
+)
 def test_training_equals_batch_norm_gradients_included(context: ForwardContext) -> None:
     ours, theirs = twins()
     a, b = images().requires_grad_(), images().requires_grad_()

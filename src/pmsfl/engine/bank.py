@@ -113,9 +113,12 @@ class Bank(Mapping[int, Memory]):
         if self._file is not None:
             self._file.sync()
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint: an index, or, where the rows do not outlive the process, the rows themselves."""
-        if not self.is_durable:
+    def to_tensors(self, whole: bool = False) -> dict[str, Tensor]:
+        """For a checkpoint: an index, or, where the rows do not outlive the process, the rows themselves.
+
+        whole: the rows in any case, for a process that cannot look into the file.
+        """
+        if whole or not self.is_durable:
             return {f"{ROW}{c}": _as_tensor(e.row) for c, e in self._entries.items()}
         rows = [(c, e.row) for c, e in self._entries.items()]
         index = [(c, r.offset, r.size, r.checksum) for c, r in rows if isinstance(r, FiledRow)]
@@ -141,6 +144,16 @@ class Bank(Mapping[int, Memory]):
 
 
 # --- a row's bytes
+
+
+def pack_memory(memory: Memory, world: World, depth: int) -> bytes:
+    """A memory as the bank keeps it, for another process."""
+    return b"".join(_write_memory(memory, world.masked_size(depth), world.recipe.bank_dtype == "fp16"))
+
+
+def unpack_memory(data: bytes, world: World) -> Memory:
+    """The inverse, on the world's device."""
+    return _read_memory(memoryview(data), world)
 
 
 def _write_memory(m: Memory, size: int, half: bool) -> Parts:

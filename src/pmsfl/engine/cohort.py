@@ -70,22 +70,28 @@ class CohortExecutor:
         w.model.train()
         plan, clock = w.plan(state.round), w.clock(state.round)
         groups = {d: self._bottoms(state, plan, clock, d, places) for d, places in plan.groups.items()}
+        self._count_start(plan)
         self._count_steps(plan)
-        server = Server(w, state, plan, clock)
+        server = self._server(state, plan, clock)
         if self.recorder is not None:
             self.recorder.move_in(server, groups)
         return Playing(plan, server, groups)
 
     def finish(self, play: Playing) -> tuple[State, RoundMetrics]:
         """The end of a round whose steps are done."""
-        plan, done = play.plan, {d: b.finish() for d, b in play.groups.items()}
+        plan, done = play.plan, self._finished(play)
         done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(plan, done)
         return play.server.finish(uploads, memories), collect(self.world, play.server, list(done.values()), plan)
 
+    def _finished(self, play: Playing) -> dict[int, Finished]:
+        return {d: b.finish() for d, b in play.groups.items()}
+
+    def _server(self, state: State, plan: RoundPlan, clock: Clock) -> Server:
+        return Server(self.world, state, plan, clock)
+
     def _bottoms(self, state: State, plan: RoundPlan, clock: Clock, depth: int, places: list[int]) -> Bottoms:
         w = self.world
-        count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
         view = w.plain_view(depth)
         return Bottoms(
             w,
@@ -99,6 +105,10 @@ class CohortExecutor:
             state.bank,
             self.vectorised,
         )
+
+    def _count_start(self, plan: RoundPlan) -> None:
+        for depth, places in plan.groups.items():
+            count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
 
     def _count_steps(self, plan: RoundPlan) -> None:
         """The bytes of all steps: every batch is full, so they are known before the first."""

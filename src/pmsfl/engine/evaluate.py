@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from pmsfl.engine.processes import Processes
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.statistics import Statistics
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, uniform
 from pmsfl.models.context import ForwardContext, Sums, forward_context
 from pmsfl.models.norm import StaticBN
-from pmsfl.wire.codecs import Codec
+from pmsfl.recipe import Recipe
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind, length
 
@@ -64,9 +65,11 @@ class Job:
 class Evaluator:
     """Evaluates states of one run."""
 
-    def __init__(self, world: World, ledger: Ledger | None = None) -> None:
+    def __init__(self, world: World, ledger: Ledger | None = None, processes: Processes | None = None) -> None:
+        """processes: those that share the evaluated masks among them; all must evaluate the same states."""
         self.world = world
         self.ledger = ledger
+        self.processes = processes or Processes()
         self.vectorised = world.why_looped is None
         self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
         learned = world.method.theta(world.initial_scores[:1]) is not None
@@ -90,7 +93,8 @@ class Evaluator:
         n = self.world.federation.clients
         own, shared, overall = np.zeros((self.draws, n)), np.zeros((self.draws, n)), np.zeros(self.draws)
         personal = state.bank.personalised
-        for draw in range(self.draws):
+        self._count_statistics(self.draws * (1 + personal))
+        for draw in range(self.processes.rank, self.draws, self.processes.size):
             jobs = self.global_jobs(state, draw, self.world.train_rows)
             statistics = self.statistics(state, draw, jobs)
             shared[draw] = self._accuracies(
@@ -104,6 +108,7 @@ class Evaluator:
                 own[draw] = self._accuracies(
                     state, draw, statistics, self.client_jobs(state, draw, self.world.test_rows)
                 )
+        own, shared, overall = (self._whole(part) for part in (own, shared, overall))
         sizes = np.array([len(t) for t in self.world.test_rows], dtype=float)
         mean = own.mean(0)
         tested = sizes > 0
@@ -115,6 +120,11 @@ class Evaluator:
             float(overall.mean()),
             float(own[:, tested].mean(1).std()) if tested.any() else math.nan,
         )
+
+    def _whole(self, part: np.ndarray) -> np.ndarray:
+        """All masks' figures, from those this process evaluated and zeros."""
+        whole: np.ndarray = self.processes.total(torch.from_numpy(part)).numpy()
+        return whole
 
     # --- who runs with what
 
@@ -192,7 +202,6 @@ class Evaluator:
                 statistics.add(sums, job.clients)
                 _, sums = self._top(state, top, q, job.depth, None if full else present, None, collecting=True)
                 statistics.add(sums, None)
-            self._count_statistics(job)
         return statistics
 
     def logits(
@@ -308,17 +317,23 @@ class Evaluator:
             out: Tensor = functional_call(w.model, views | buffers, (q.flatten(0, 1), depth))
         return out, context.sums or {}
 
-    def _count_statistics(self, job: Job) -> None:
-        """Sums go up and statistics come down, once per client and evaluated mask."""
-        if self.ledger is None:
-            return
+    def _count_statistics(self, passes: int) -> None:
+        """Sums go up and statistics come down, once per client and pass, whichever process makes the pass."""
         w = self.world
-        held = [m for m in self.norms if _block(m) < job.depth]
-        size = (2 * sum(m.features for m in held) + len(held),)
-        codec: Codec = w.codec
-        for direction in (Direction.UP, Direction.DOWN):
-            cost = length(Kind.STATISTICS, size, codec)
-            self.ledger.add(Kind.STATISTICS, direction, cost * len(job.clients), len(job.clients))
+        if self.ledger is None or not self.norms or w.recipe.statistics == "batch":
+            return
+        for depth in sorted(set(w.depths)):
+            held = [m for m in self.norms if _block(m) < depth]
+            size = (2 * sum(m.features for m in held) + len(held),)
+            cost = length(Kind.STATISTICS, size, w.codec)
+            clients = sum(d == depth and len(rows) > 0 for d, rows in zip(w.depths, w.train_rows, strict=True))
+            for direction in (Direction.UP, Direction.DOWN):
+                self.ledger.add(Kind.STATISTICS, direction, cost * clients * passes, clients * passes)
+
+
+def evaluates_after(recipe: Recipe, rounds: int) -> bool:
+    """Is there an evaluation after so many rounds?"""
+    return rounds == recipe.rounds or rounds % recipe.eval_every == 0
 
 
 def _block(norm: StaticBN) -> int:

@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from pmsfl.engine.client import Finished
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.server import Server
+from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 
@@ -34,6 +37,12 @@ def diverged(round_: int, what: str) -> PmsflError:
         f"round {round_ + 1}: {what}; start a new run with a lower lr_server, lr_client or lr_score "
         "(-c lr_server=0.01, say)"
     )
+
+
+def check_finite(state: State) -> None:
+    """Raises where what the last round learned is no number."""
+    if not (torch.isfinite(state.shared).all() and torch.isfinite(state.plain).all()):
+        raise diverged(state.round - 1, "what was learned is not finite")
 
 
 def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:

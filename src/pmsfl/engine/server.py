@@ -123,13 +123,14 @@ class Server:
         there = [q.new_ones(q.shape[0], dtype=w.dtype) if present is None else present[d] for d, q in smashed.items()]
         count = torch.cat(there)
         weights = None if present is None else count.repeat_interleave(w.recipe.batch)
-        with forward_context(ForwardContext(weights, dropout_key=fold(key, 1), batch=w.recipe.batch)), w.precision():
+        with forward_context(self._context(weights, key)), w.precision():
             out = self._forward(self.weights(masked, key), plain, inputs)
         leaves = [t for t in (masked, plain) if t.requires_grad]
         clients = count.sum()  # every batch is full: n_union / n_k
         target, weight = self._objective(out, smashed, labels, answer, places, weights)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
-        for leaf, grad in zip(leaves, grads, strict=False):
+        own, clients = self._totals(list(grads[: len(leaves)]), clients)
+        for leaf, grad in zip(leaves, own, strict=True):
             if leaf is masked:
                 rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked)
                 if self.scores:
@@ -137,6 +138,13 @@ class Server:
             else:
                 rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain)
         return dict(zip(inputs, grads[len(leaves) :], strict=True))
+
+    def _context(self, weights: Tensor | None, key: Tensor) -> ForwardContext:
+        return ForwardContext(weights, dropout_key=fold(key, 1), batch=self.world.recipe.batch)
+
+    def _totals(self, gradients: list[Tensor], clients: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The top's gradients and the number of clients over the whole union: these, unless others have a part."""
+        return gradients, clients
 
     def _objective(
         self,

@@ -40,14 +40,14 @@ class State:
         masked, plain = server_optimisers(world)
         return State(0, shared, world.initial_plain.clone(), masked, plain, None, Bank.empty(world, bank_file))
 
-    def to_tensors(self) -> dict[str, Tensor]:
-        """Everything as named tensors, for a checkpoint."""
+    def to_tensors(self, whole: bool = False) -> dict[str, Tensor]:
+        """Everything as named tensors, for a checkpoint. whole: see Bank.to_tensors."""
         out = {"round": torch.tensor(self.round), "shared": self.shared, "plain": self.plain}
         for name, optimiser in (("masked", self.masked_optimiser), ("plain", self.plain_optimiser)):
             out |= {f"optimiser.{name}.{k}": v for k, v in optimiser.tensors().items()}
         if self.counts is not None:
             out |= {"counts.alpha": self.counts[0], "counts.beta": self.counts[1]}
-        return out | self.bank.to_tensors()
+        return out | self.bank.to_tensors(whole)
 
     @staticmethod
     def from_tensors(world: World, tensors: Mapping[str, Tensor], bank: Bank | None = None) -> State:

@@ -7,7 +7,7 @@ per thread, because a deployed server answers several clients at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,15 +16,27 @@ from torch import Tensor
 Sums = dict[str, tuple[Tensor, Tensor, Tensor]]  # norm's name -> (count [], mean [C], squared deviations [C])
 
 
+@dataclass(frozen=True)
+class WholeBatch:
+    """The batch that a process has only some rows of: what its layers need to act as if they had all."""
+
+    gather: Callable[[Tensor], Tensor]  # a tensor of every process -> [processes, ...]
+    total: Callable[[Tensor], Tensor]  # the sum over processes
+    rows: int  # of all processes together
+    places: Tensor  # int64 [B]: where among them this process's rows are
+
+
 @dataclass
 class ForwardContext:
     """row_weights [B]: 0 leaves a row out of batch statistics; sums: filled by StaticBN when not None;
-    dropout_key: int64 scalar, None switches dropout off; batch: rows come in groups of so many, None: unknown."""
+    dropout_key: int64 scalar, None switches dropout off; batch: rows come in groups of so many, None: unknown;
+    whole: where these rows are a part of a batch that several processes share."""
 
     row_weights: Tensor | None = None
     sums: Sums | None = None
     dropout_key: Tensor | None = None
     batch: int | None = None
+    whole: WholeBatch | None = None
 
 
 _local = threading.local()

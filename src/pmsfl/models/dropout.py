@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from pmsfl.masks.random import fold, uniform
@@ -28,9 +29,17 @@ class KeyedDropout(nn.Module):
         key = current().dropout_key
         if not self.training or key is None or self.p == 0.0:
             return x
-        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else x.shape
-        keep = uniform(fold(key, self.index), math.prod(shape), x.dtype).reshape(shape) >= self.p
+        shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
+        keep = self._uniform(fold(key, self.index), shape, x.dtype) >= self.p
         return x * keep.to(x.dtype) / (1.0 - self.p)
+
+    @staticmethod
+    def _uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        whole = current().whole
+        if whole is None:
+            return uniform(key, math.prod(shape), dtype).reshape(shape)
+        drawn = uniform(key, whole.rows * math.prod(shape[1:]), dtype).reshape(whole.rows, *shape[1:])
+        return drawn[whole.places[: shape[0]]]  # rows of deeper cuts join later
 
 
 def convert_dropout(module: nn.Module) -> nn.Module:

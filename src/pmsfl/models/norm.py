@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pmsfl.models.beside import side_by_side
 from pmsfl.models.context import current, explicit
 from pmsfl.models.conv import GroupNorm
-from pmsfl.models.normalise import normalise
+from pmsfl.models.normalise import normalise, normalise_whole
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -46,6 +46,9 @@ class StaticBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         context = current()
+        if context.whole is not None and self.training:
+            rows = None if context.row_weights is None else context.row_weights[: x.shape[0]]
+            return normalise_whole(x, self.weight, self.bias, rows, self.eps, context.whole)
         if x.dtype in HALF and not explicit():
             return self._in_half(x)
         if context.row_weights is not None:

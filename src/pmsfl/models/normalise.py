@@ -1,4 +1,5 @@
-"""Batch normalisation spelled out for a compiler: one pass for the sums, one for the result, forward and backward.
+"""Batch normalisation spelled out, for a compiler or for a batch that several processes share: one pass for the sums,
+one for the result, forward and backward.
 
 Autograd, left to itself, would differentiate through mean and variance one operation at a time.
 """
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pmsfl.models.context import WholeBatch
+
 
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, batch: int | None = None
@@ -22,6 +25,14 @@ def normalise(
     many rows first: a compiler makes better loops of numbers it knows.
     """
     out: Tensor = _Normalise.apply(x, weight, bias, rows, eps, batch)[0]  # type: ignore[no-untyped-call]
+    return out
+
+
+def normalise_whole(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, whole: WholeBatch
+) -> Tensor:
+    """The same over the rows of all processes, of which x are some. Every process must call it, in the same order."""
+    out: Tensor = _NormaliseWhole.apply(x, weight, bias, rows, eps, whole)[0]  # type: ignore[no-untyped-call]
     return out
 
 
@@ -110,3 +121,63 @@ class _Normalise(Function):
             None,
             None,
         )
+
+
+class _NormaliseWhole(Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, whole: WholeBatch
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wide, along = _wide(x), _along(x)
+        n, mean, scale = _whole_moments(wide, rows, eps, whole)
+        out = (wide - mean.reshape(along)) * scale.reshape(along)
+        if weight is not None:
+            out = out * weight.reshape(along)
+        if bias is not None:
+            out = out + bias.reshape(along)
+        return out.to(x.dtype), n, mean, scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+        x, weight, bias, rows, _, ctx.whole = inputs
+        _, n, mean, scale = output
+        ctx.mark_non_differentiable(n, mean, scale)
+        ctx.save_for_backward(x, weight, rows, n, mean, scale)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, rows, n, mean, scale = ctx.saved_tensors
+        along, g = _along(x), _wide(gradient)
+        normal = (_wide(x) - mean.reshape(along)) * scale.reshape(along)
+        total, product = _sum(g, None), _sum(g * normal, None)
+        all_total, all_product = ctx.whole.total(torch.stack((total, product))).unbind()
+        common = (all_total.reshape(along) + normal * all_product.reshape(along)) / n
+        each = _weights(x, rows)[0]
+        factor = scale if weight is None else scale * weight
+        inner = (g - (common if each is None else common * each)) * factor.reshape(along)
+        return (  # weight and bias get this process's share: the server adds up the shares of all its gradients at once
+            inner.to(x.dtype),
+            None if weight is None else product.to(weight.dtype),
+            total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _whole_moments(x: Tensor, rows: Tensor | None, eps: float, whole: WholeBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Count [], mean and 1/deviation [C] of all processes' rows, from each one's count, mean and squares (Chan)."""
+    along = _along(x)
+    each = _weights(x, rows)[0]
+    places = math.prod(x.shape[2:])
+    count = x.new_tensor(float(x.shape[0])) if rows is None else rows.sum().to(x.dtype)
+    mean = _sum(x if each is None else x * each, None) / (count * places).clamp_min(1.0)
+    centred = x - mean.reshape(along)
+    squares = centred * centred
+    squares = _sum(squares if each is None else squares * each, None)
+    counts, means, all_squares = whole.gather(torch.stack(((count * places).expand_as(mean), mean, squares))).unbind(1)
+    n = counts[:, 0].sum()
+    mean = (counts * means).sum(0) / n
+    variance = (all_squares + counts * (means - mean).square()).sum(0) / n
+    return n, mean, torch.rsqrt(variance + eps)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pmsfl.engine.processes import launched
 from pmsfl.errors import PmsflError
 from pmsfl.report.console import MISSING, UsageError, emit_json, fancy, human_bytes, note, number, percent, say, table
 from pmsfl.report.interval import Interval, interval
@@ -41,6 +42,8 @@ def sweep(
     """Train every cell that is missing, and show what all of them reached."""
     if jobs < 1:
         raise UsageError(f"--jobs {jobs}: take at least 1")
+    if launched() > 1:
+        raise UsageError("a sweep plays each cell in one process; start it without torchrun, with --jobs for more")
     stream = sys.stderr if as_json else sys.stdout
     wanted = plan(recipe, methods, changes, seeds, out)
     say(f"{len(wanted.cells)} cells in {wanted.out}", stream)

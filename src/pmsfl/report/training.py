@@ -10,6 +10,8 @@ from typing import Any, TextIO
 import torch
 
 from pmsfl.engine.cost import Estimate, estimate
+from pmsfl.engine.distributed import executor_title
+from pmsfl.engine.processes import launched, leads
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
@@ -55,7 +57,9 @@ class Choice:
 def play(choice: Choice, out: Path | None, resume: bool, executor: str, dry: bool, as_json: bool) -> None:
     """Train, or only say what it would cost."""
     choice.apply_threads()
-    if dry:
+    if not leads():
+        follow_along(choice, executor, dry)
+    elif dry:
         dry_run(choice, resume, as_json)
     else:
         train_and_tell(choice, out, resume, executor, as_json)
@@ -64,10 +68,16 @@ def play(choice: Choice, out: Path | None, resume: bool, executor: str, dry: boo
 # --- training
 
 
+def follow_along(choice: Choice, executor: str, dry: bool) -> None:
+    """A process that torchrun started beside the first: its share of the work, without a word."""
+    if not dry:
+        train(choice.recipe, executor=executor, device=choice.device)
+
+
 def train_and_tell(choice: Choice, out: Path | None, resume: bool, executor: str, as_json: bool) -> None:
     """Train, with progress and a result for people; with as_json they go to stderr and JSON to stdout."""
     stream = sys.stderr if as_json else sys.stdout
-    with Watcher(stream, executor) as watcher:
+    with Watcher(stream, executor_title(executor, launched())) as watcher:
         done = train(
             choice.recipe,
             choice.changes,
