@@ -248,7 +248,7 @@ def test_looped_and_vectorised_evaluation_agree_under_every_option(
     world = tiny_world(federation, statistics=statistics, depths=depths, norms=norms, growth="one-shot")
     state, _, _ = play(world, rounds=1)
     fast, slow = Evaluator(world), Evaluator(world)
-    slow.vectorised = False
+    slow.passes.vectorised = False
     a, b = fast.evaluate(state), slow.evaluate(state)
     np.testing.assert_allclose(a.per_client, b.per_client)
     np.testing.assert_allclose(a.per_client_global, b.per_client_global)

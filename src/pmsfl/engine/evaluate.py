@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
 
+from pmsfl.engine.passes import Inputs, Passes
 from pmsfl.engine.processes import Processes
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.statistics import Statistics
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, uniform
-from pmsfl.models.context import ForwardContext, Sums, forward_context
 from pmsfl.models.norm import StaticBN
 from pmsfl.recipe import Recipe
 from pmsfl.wire.ledger import Ledger
@@ -70,7 +69,7 @@ class Evaluator:
         self.world = world
         self.ledger = ledger
         self.processes = processes or Processes()
-        self.vectorised = world.why_looped is None
+        self.passes = Passes(world)
         self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
         learned = world.method.theta(world.initial_scores[:1]) is not None
         sampled = learned and world.method.samples_masks and world.recipe.eval_mask == "sampled"
@@ -197,12 +196,27 @@ class Evaluator:
         self.world.model.train()
         top = self.top_weights(state, draw)
         for job in jobs:
-            for batch, present, full in self._batches(job.rows):
-                q, sums = self._bottom(job, batch, None if full else present, None, collecting=True)
-                statistics.add(sums, job.clients)
-                _, sums = self._top(state, top, q, job.depth, None if full else present, None, collecting=True)
-                statistics.add(sums, None)
+            for batch in self._batches(job.rows):
+                out = self.passes(job.depth, True, self._inputs(state, top, job, batch))
+                below, above = self.passes.names[job.depth]
+                statistics.add(below, out.bottom, job.clients)
+                statistics.add(above, out.top, None)
         return statistics
+
+    def _inputs(
+        self, state: State, top: Tensor, job: Job, batch: Batch, statistics: Statistics | None = None
+    ) -> Inputs:
+        rows, present, full = batch
+        return Inputs(
+            job.masked,
+            job.plain,
+            top,
+            state.plain[self.world.plain_size(self.world.cut) :],
+            rows,
+            None if full else present,
+            {} if statistics is None else statistics.buffers(job.clients),
+            {} if statistics is None else statistics.buffers(None),
+        )
 
     def logits(
         self, state: State, draw: int, statistics: Statistics, job: Job, x: Tensor | None = None
@@ -213,10 +227,9 @@ class Evaluator:
         """
         top = self.top_weights(state, draw)
         self.world.model.train(self.world.recipe.statistics == "batch")
-        for batch, present, full in self._batches(job.rows):
-            q, _ = self._bottom(job, batch, None if full else present, statistics, x=x)
-            out, _ = self._top(state, top, q, job.depth, None if full else present, statistics)
-            yield batch, present, out.reshape(*batch.shape, -1)
+        for batch in self._batches(job.rows):
+            out = self.passes(job.depth, False, self._inputs(state, top, job, batch, statistics), x)
+            yield batch[0], batch[1], out.logits.reshape(*batch[0].shape, -1)
 
     def _accuracies(self, state: State, draw: int, statistics: Statistics, jobs: Iterator[Job]) -> np.ndarray:
         """Percent right per client, 0 where it has no rows."""
@@ -247,75 +260,6 @@ class Evaluator:
                     right += int(((logits.argmax(-1) == w.y[batch]) & present).sum())
             scores.append(100.0 * right / len(rows))
         return sum(scores) / len(scores)
-
-    def _bottom(
-        self,
-        job: Job,
-        rows: Tensor,
-        present: Tensor | None,
-        statistics: Statistics | None,
-        collecting: bool = False,
-        x: Tensor | None = None,
-    ) -> tuple[Tensor, Sums]:
-        """Smashed data [K, B, ...] of rows [K, B], and the norms' sums per client where they are collected."""
-        w = self.world
-        buffers = {} if statistics is None else statistics.buffers(job.clients)
-        per_client = 0 if statistics is not None and statistics.per_client and job.clients else None
-        masked, plain = job.masked, job.plain
-        if w.device.type == "cuda":  # clients side by side, as in training, whether or not they are all the same
-            masked, plain = masked.expand(len(rows), -1), plain.expand(len(rows), -1)
-            if per_client is None:
-                buffers, per_client = {n: b.expand(len(rows), *b.shape) for n, b in buffers.items()}, 0
-        views = w.layout.bottom(masked, plain, job.depth)
-        own = 0 if masked.ndim == 2 else None  # the global bottom is one for all
-        weights = self._weights(collecting, present)
-
-        def one(
-            views: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, weights: Tensor | None
-        ) -> tuple[Tensor, Sums]:
-            context = ForwardContext(weights, {} if collecting else None)
-            with forward_context(context), w.precision():
-                q = functional_call(w.model, views | buffers, (x, 0, job.depth))
-            return q, context.sums or {}
-
-        samples = w.inputs(rows, source=x)
-        if self.vectorised:
-            dims = (own, per_client, 0, None if weights is None else 0)
-            out: tuple[Tensor, Sums] = vmap(one, in_dims=dims)(views, buffers, samples, weights)
-            return out
-        results = []
-        for i in range(len(rows)):
-            mine = {n: v[i] for n, v in views.items()} if own == 0 else views
-            stats = {n: v[i] for n, v in buffers.items()} if per_client == 0 else buffers
-            own_weights = None if weights is None else weights[i]
-            results.append(one(mine, stats, samples[i], own_weights))
-        names = list(results[0][1])
-        sums = {n: tuple(torch.stack(t) for t in zip(*(r[1][n] for r in results), strict=True)) for n in names}
-        return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]
-
-    def _weights(self, collecting: bool, present: Tensor | None) -> Tensor | None:
-        """What rows count for: matters only where batch statistics are taken and some rows are padding."""
-        return present if collecting or self.world.recipe.statistics == "batch" else None
-
-    def _top(
-        self,
-        state: State,
-        weights: Tensor,
-        q: Tensor,
-        depth: int,
-        present: Tensor | None,
-        statistics: Statistics | None,
-        collecting: bool = False,
-    ) -> tuple[Tensor, Sums]:
-        """Logits of smashed data [K, B, ...] as one union [K·B, classes]."""
-        w = self.world
-        views = w.layout.top(weights, state.plain[w.plain_size(w.cut) :], w.cut)
-        buffers = {} if statistics is None else statistics.buffers(None)
-        rows = self._weights(collecting, present)
-        context = ForwardContext(None if rows is None else rows.flatten(), {} if collecting else None)
-        with forward_context(context), w.precision():
-            out: Tensor = functional_call(w.model, views | buffers, (q.flatten(0, 1), depth))
-        return out, context.sums or {}
 
     def _count_statistics(self, passes: int) -> None:
         """Sums go up and statistics come down, once per client and pass, whichever process makes the pass."""

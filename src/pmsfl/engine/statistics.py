@@ -24,13 +24,13 @@ class Statistics:
         self.per_client = world.recipe.statistics == "client"
         self._total: Totals = {}
         self._own: dict[int, Totals] = {}
+        self._known: dict[str, Tensor] | None = None
 
-    def add(self, sums: Sums, clients: list[int] | None) -> None:
-        """Enter what a pass collected: count [], mean [C] and squared deviations [C], or with a leading [K]."""
-        if not sums:
+    def add(self, names: Names, rows: Tensor | None, clients: list[int] | None) -> None:
+        """Enter what a pass collected of these norms, packed: [norms + 2 · channels], or with a leading [K]."""
+        if rows is None or not names:
             return
-        names = tuple((name, mean.shape[-1]) for name, (_, mean, _) in sums.items())
-        rows = _packed(sums, names)
+        self._known = None
         if clients is not None and self.per_client:
             for i, c in enumerate(clients):
                 _merge(self._own.setdefault(c, {}), names, rows[i])
@@ -38,7 +38,9 @@ class Statistics:
 
     def buffers(self, clients: list[int] | None) -> dict[str, Tensor]:
         """running_mean and running_var of every norm that was seen; with a leading [K] where they are per client."""
-        everybody = self._finished(self._total)
+        if self._known is None:
+            self._known = self._finished(self._total)
+        everybody = self._known
         if not self.per_client or not clients:
             return everybody
         own = [everybody | self._finished(self._own.get(c, {})) for c in clients]
@@ -61,15 +63,21 @@ class Statistics:
         return out
 
 
-def _packed(sums: Sums, names: Names) -> Tensor:
-    """Counts, Σx and Σx² of all norms: float64 [norms + 2 · channels], or with a leading [K]."""
+def packed(sums: Sums) -> tuple[Names, Tensor | None]:
+    """Counts, Σx and Σx² of all norms: float64 [norms + 2 · channels], or with a leading [K].
+
+    From each norm's count [], mean [C] and squared deviations [C].
+    """
+    if not sums:
+        return (), None
+    names = tuple((name, mean.shape[-1]) for name, (_, mean, _) in sums.items())
     counts = torch.stack([n for n, _, _ in sums.values()], -1).double()
     means = torch.cat([m for _, m, _ in sums.values()], -1).double()
     squares = torch.cat([s for _, _, s in sums.values()], -1).double()
     each = torch.cat([counts[..., i : i + 1].expand(*counts.shape[:-1], c) for i, (_, c) in enumerate(names)], -1)
     totals = each * means
-    return torch.cat((counts, totals, squares + totals * means), -1)
+    return names, torch.cat((counts, totals, squares + totals * means), -1)
 
 
 def _merge(into: Totals, names: Names, new: Tensor) -> None:
-    into[names] = into[names] + new if names in into else new
+    into[names] = into[names] + new if names in into else new.clone()  # a pass may write over its own later
