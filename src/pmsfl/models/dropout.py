@@ -25,11 +25,14 @@ class KeyedDropout(nn.Module):
         self.index = 0  # given by SplitModel: two dropouts of one model never share bits
 
     def forward(self, x: Tensor) -> Tensor:
-        key = current().dropout_key
+        context = current()
+        key = context.dropout_key
         if not self.training or key is None or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else x.shape
         keep = uniform(fold(key, self.index), math.prod(shape), x.dtype).reshape(shape) >= self.p
+        if context.row_weights is not None:  # rows that count get the draws they would get without the others
+            keep = keep[(context.row_weights[: x.shape[0]].cumsum(0).long() - 1).clamp_min(0)]
         return x * keep.to(x.dtype) / (1.0 - self.p)
 
 
