@@ -19,7 +19,7 @@ from pmsfl.models.norm import StaticBN
 from pmsfl.models.split import SplitModel
 
 from ..conftest import assert_same_tensors, copied, play, tiny_federation, tiny_world
-from .recorded import as_traced, assert_one_compilation, assert_recorded_as_played, played, recording, two_blocks
+from .recorded import assert_one_compilation, assert_recorded_as_played, played, recording, two_blocks
 from .test_agreement import assert_agree
 
 MIXED = "1,2,3,4,2"
@@ -61,9 +61,9 @@ def test_slots_and_spare_rows_change_no_method(method: str) -> None:
 
 
 @pytest.mark.usefixtures("tiny_model")
-@pytest.mark.parametrize("method", ["pm-sfl", "splitfed"])
-def test_one_compilation_plays_two_depths_however_many_clients_each_has(method: str) -> None:
-    recorder, notes = assert_recorded_as_played(tiny_world(method=method, depths=TWO_DEPTHS, aggregate="sampled"))
+def test_one_compilation_plays_two_depths_however_many_clients_each_has() -> None:
+    world = tiny_world(method="splitfed", depths=TWO_DEPTHS, aggregate="sampled")
+    recorder, notes = assert_recorded_as_played(world)
     assert_one_compilation(recorder, notes)
     assert {(0, 3), (2, 0)} <= set(recorder.replays)
 
@@ -195,24 +195,31 @@ def test_no_state_shares_memory_with_the_recordings() -> None:
 
 
 @pytest.mark.usefixtures("tiny_model")
-def test_rounds_go_on_in_the_same_memory_and_an_old_state_can_be_played_again() -> None:
+def test_compiling_moves_nothing_and_all_rounds_go_on_in_the_same_memory() -> None:
     world = tiny_world(depths="1")
     executor, recorder, _ = recording(world)
-    first, _ = executor.round(State.initial(world))
+    playing = executor.begin(State.initial(world))
     assert recorder.memory is not None
-    places = [t.data_ptr() for t in tensors(recorder.memory)]
+    places, before = _places(recorder), [t.clone() for t in tensors(recorder.memory)]
+    recorder._record(recorder._part((playing.plan.active[0][1],)))
+    assert recorder.counts.compilations == 1
+    assert all(torch.equal(a, b) for a, b in zip(tensors(recorder.memory), before, strict=True))
+    first, _ = executor.round(State.initial(world))
     second, _ = executor.round(first)
-    again, _ = executor.round(first)
-    assert [t.data_ptr() for t in tensors(recorder.memory)] == places
+    again, _ = executor.round(first)  # the old state is as good as it was
     assert_same_tensors(copied(second), copied(again))
+    assert _places(recorder) == places
     assert recorder.counts.compilations == 1
 
 
-@pytest.mark.parametrize("lower", [as_traced, None])
+def _places(recorder: record.Recorder) -> list[int]:
+    return [t.data_ptr() for t in tensors(recorder.memory)]
+
+
 @pytest.mark.usefixtures("tiny_model")
-def test_a_round_that_was_interrupted_costs_only_itself(lower: Any) -> None:
+def test_a_round_that_was_interrupted_costs_only_itself() -> None:
     world = tiny_world(depths="1")
-    executor, recorder, _ = recording(world, lower)
+    executor, recorder, _ = recording(world, None)
     state, _ = executor.round(State.initial(world))
     play_ = executor.begin(state)
     executor.step(play_, play_.plan.active[0])  # then an interrupt: the round is never finished
@@ -241,18 +248,6 @@ def test_a_step_that_fails_while_it_is_recorded_is_recorded_the_next_time(monkey
     state, _ = played(executor)
     assert_agree(state, play(world, CohortExecutor, 2)[0])
     assert_one_compilation(recorder, notes)
-
-
-@pytest.mark.usefixtures("tiny_model")
-def test_compiling_moves_nothing() -> None:
-    world = tiny_world(depths="1")
-    executor, recorder, _ = recording(world)
-    play_ = executor.begin(State.initial(world))
-    before = [t.clone() for t in tensors(recorder.memory)]
-    active = play_.plan.active[0]
-    recorder._record(recorder._part(tuple(active.get(d, 0) for d in recorder.bottoms)))
-    assert recorder.counts.compilations == 1
-    assert all(torch.equal(a, b) for a, b in zip(tensors(recorder.memory), before, strict=True))
 
 
 def test_the_recording_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

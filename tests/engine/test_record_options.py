@@ -10,7 +10,7 @@ from torch import nn
 from pmsfl.models.split import SplitModel
 
 from ..conftest import tiny_federation, tiny_world
-from .recorded import as_traced, assert_one_compilation, assert_recorded_as_played, two_blocks
+from .recorded import assert_one_compilation, assert_recorded_as_played, two_blocks
 
 MIXED = "1,2,3,4,2"
 TWO_DEPTHS = "1,2,2,1,2"
@@ -18,12 +18,12 @@ ADAM = {"client_optimiser": "adam", "server_optimiser": "adam", "lr_client": 1e-
 
 # A step's program under these is another one.
 COMPILED: dict[str, dict[str, Any]] = {
-    "u-shape": {"labels": "u-shape"},
     "mask-per-round-over-a-coarse-cut": {"mask_per": "round", "masked_top": True, "cut_codec": "fp16"},
     "adam": {"method": "splitfed", **ADAM},
 }
 # These change what goes into a step, or only some of its tensors.
 RECORDED: dict[str, dict[str, Any]] = {
+    "u-shape": {"labels": "u-shape"},
     "u-shape-mixed": {"labels": "u-shape", "depths": "1,2,3,3,2"},
     "mask-per-round-mixed": {"mask_per": "round", "depths": MIXED},
     "norms-local": {"norms": "local", "depths": MIXED},
@@ -83,8 +83,7 @@ def test_a_u_shape_with_depths_that_differ_is_compiled_too(monkeypatch: pytest.M
 @pytest.mark.parametrize("depths", ["1", TWO_DEPTHS])
 def test_a_transformer(depths: str) -> None:
     world = tiny_world(tiny_federation(shape=(3, 4)), model="transformer", width=4, depths=depths)
-    _, notes = assert_recorded_as_played(world, lower=as_traced if depths == "1" else None)
-    assert len(notes) <= 1
+    assert_recorded_as_played(world, lower=None)
 
 
 # --- dropout draws by position in the union, where a spare row would push the others

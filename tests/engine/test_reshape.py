@@ -259,7 +259,7 @@ def random_function(seed: int) -> Callable[[Tensor, Tensor], list[Tensor]]:
     return function
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(24))
 def test_a_random_graph_gives_the_same_numbers(seed: int) -> None:
     x = (numbers(6, 4), numbers(4, 6).t(), numbers(6, 8)[:, ::2], numbers(4).expand(6, 4))[seed % 4]
     assert_same(random_function(seed), x, numbers(6, 4, seed=1))
@@ -268,8 +268,8 @@ def test_a_random_graph_gives_the_same_numbers(seed: int) -> None:
 def test_random_graphs_are_rewritten() -> None:
     """Else the test above says nothing."""
     changed = 0
-    for seed in range(20):
+    for seed in range(8):
         before, after = rewritten(random_function(seed), numbers(6, 4), numbers(6, 4, seed=1))
         changed += operations(before) != operations(after)
         assert sum(t in POINTWISE for t in operations(after)) <= sum(t in POINTWISE for t in operations(before))
-    assert changed > 10
+    assert changed > 4
