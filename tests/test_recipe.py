@@ -40,6 +40,8 @@ FIELDS = dataclasses.fields(Recipe)
         ("seed=-1", "must be between 0"),
         ("version=9", "must be between 1 and 1"),
         ("preset=papr", "did you mean 'paper'"),
+        ("precision=fp16", r"precision = 'fp16': .*\(?(allowed|known): auto, bf16, full"),
+        ("capture=on", r"capture = 'on': .*\(?(allowed|known): auto, graph, off|capture = 'on': did you mean"),
     ],
 )
 def test_a_bad_override_is_named_with_what_is_allowed(override: str, message: str) -> None:

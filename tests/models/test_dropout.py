@@ -59,3 +59,15 @@ def test_channel_dropout_still_drops_whole_channels() -> None:
     (layer,) = SplitModel([nn.Dropout2d(0.5)], nn.Identity()).blocks
     out = dropped(layer, torch.ones(8, 6, 3, 3), KEYS[0])
     assert torch.equal(out, out[:, :, :1, :1].expand_as(out))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_rows_that_count_for_nothing_push_nobody(channels: bool) -> None:
+    layer, x = KeyedDropout(0.5, channels), torch.ones(4, 6, 3)
+    alone = dropped(layer, x, KEYS[0])
+    there = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0])
+    with forward_context(ForwardContext(row_weights=there, dropout_key=KEYS[0])):
+        among = layer(torch.ones(8, 6, 3))
+        first = layer(torch.ones(4, 6, 3))  # rows of deeper cuts join later
+    assert torch.equal(among[there.bool()], alone)
+    assert torch.equal(first[2:], alone[:2])

@@ -31,6 +31,13 @@ def test_clipping_bounds_the_norm_and_leaves_short_rows_alone(order: int) -> Non
     assert torch.equal(clipped[1:], x[1:])
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_clipping_a_row_of_zeros_has_a_gradient(order: int) -> None:
+    x = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(clip_rows(x, 1.0, order).sum(), x)
+    assert torch.equal(gradient, torch.ones_like(x))
+
+
 def test_laplace_has_its_variance_and_is_always_finite() -> None:
     noise = laplace(KEY, 400_000)
     assert torch.isfinite(noise).all()

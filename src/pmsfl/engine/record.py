@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import cohort_size, local_steps
 from pmsfl.engine.rows import ClientRows, Clock, ServerRows, rebuilt, tensors
 from pmsfl.engine.server import Batches, Server
 from pmsfl.engine.world import World
@@ -73,7 +73,7 @@ class Recorder:
         """Copy a round's tensors to where the recordings work, and let the round go on there."""
         self.server = server
         if self.memory is None:
-            self.memory = self._allocate(server, groups)
+            self.memory = self._allocate(server)
         memory = self.memory
         _copy(memory.clock, server.clock)
         _copy(memory.server, server.rows)
@@ -84,10 +84,11 @@ class Recorder:
             _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), bottoms.rows)
             bottoms.rows, bottoms.clock = rows, memory.clock
 
-    def _allocate(self, server: Server, groups: dict[int, Bottoms]) -> StepTensors:
+    def _allocate(self, server: Server) -> StepTensors:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
         w = self.world
-        cohort = sum(len(b.clients) for b in groups.values())
+        # Not this round's: somebody may have failed in it.
+        cohort = cohort_size(w.recipe, sum(size > 0 for size in w.sizes))
         longest = max(local_steps(w.recipe, n) for n in w.sizes)
         rows = {}
         for d in self.bottoms:

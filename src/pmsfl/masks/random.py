@@ -83,10 +83,11 @@ _MOST_COUNTERS = 64
 
 def _counter(n: int, device: torch.device) -> Tensor:
     """γ, 2γ, … nγ. Kept: a step draws the same lengths over and over."""
-    known = _counters.get((n, device))
+    keep = type(n) is int  # and not a tracer's symbol
+    known = _counters.get((n, device)) if keep else None
     if known is None:
         known = torch.arange(1, n + 1, dtype=torch.int64, device=device) * GAMMA
-        if type(known) is Tensor:  # a tracer's stand-in must not outlive the trace
+        if keep and type(known) is Tensor:  # a tracer's stand-in must not outlive the trace
             if len(_counters) >= _MOST_COUNTERS:
                 _counters.pop(next(iter(_counters)))
             _counters[n, device] = known

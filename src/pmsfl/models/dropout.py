@@ -26,7 +26,8 @@ class KeyedDropout(nn.Module):
         self.index = 0  # given by SplitModel: two dropouts of one model never share bits
 
     def forward(self, x: Tensor) -> Tensor:
-        key = current().dropout_key
+        context = current()
+        key = context.dropout_key
         if not self.training or key is None or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
@@ -35,9 +36,14 @@ class KeyedDropout(nn.Module):
 
     @staticmethod
     def _uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        whole = current().whole
+        context = current()
+        whole = context.whole
         if whole is None:
-            return uniform(key, math.prod(shape), dtype).reshape(shape)
+            own = uniform(key, math.prod(shape), dtype).reshape(shape)
+            if context.row_weights is None:
+                return own
+            # Rows that count get the draws they would get without the others.
+            return own[(context.row_weights[: shape[0]].cumsum(0).long() - 1).clamp_min(0)]
         drawn = uniform(key, whole.rows * math.prod(shape[1:]), dtype).reshape(whole.rows, *shape[1:])
         return drawn[whole.places[: shape[0]]]  # rows of deeper cuts join later
 

@@ -12,7 +12,7 @@ from pmsfl.masks.random import fold, words
 
 def clip_rows(x: Tensor, limit: float, order: int) -> Tensor:
     """Each row of x [n, m] scaled down to an L1 (order 1) or L2 (order 2) norm of at most `limit`."""
-    norm = x.abs().sum(1, keepdim=True) if order == 1 else x.square().sum(1, keepdim=True).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(x, order, 1, keepdim=True)  # has a gradient at 0, too
     return x * (limit / norm.clamp_min(limit))
 
 
