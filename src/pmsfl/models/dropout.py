@@ -31,7 +31,8 @@ class KeyedDropout(nn.Module):
         if not self.training or key is None or self.p == 0.0:
             return x
         shape = (*x.shape[:2], *(1,) * (x.ndim - 2)) if self.channels else tuple(x.shape)
-        keep = self._uniform(fold(key, self.index), shape, x.dtype) >= self.p
+        wide = torch.promote_types(x.dtype, torch.float32)  # eight bits of a half would not give p
+        keep = self._uniform(fold(key, self.index), shape, wide) >= self.p
         return x * keep.to(x.dtype) / (1.0 - self.p)
 
     @staticmethod
