@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -212,7 +212,7 @@ class _Trainer:
         if processes.size > 1:
             self.executor = DistributedExecutor(world, self.totals.ledger, processes, listener.on_note)
         else:
-            self.executor = EXECUTORS[executor](world, self.totals.ledger)
+            self.executor = EXECUTORS[executor](world, self.totals.ledger, listener.on_note)
         self.evaluator = Evaluator(world, self.totals.ledger, processes)
         self.saved = self.state.round
         self.warned = False
@@ -317,6 +317,11 @@ class _Trainer:
                 "always the same hides nothing. Use aggregate=damped, a smaller lr_score or a larger clip"
             )
 
+    def _recording(self) -> dict[str, Any] | None:
+        """What compiling and capturing steps has cost in this process; None where they are played as they are."""
+        recorder = getattr(self.executor, "recorder", None)
+        return None if recorder is None else {k: round(v, 3) for k, v in asdict(recorder.counts).items()}
+
     def _result(self) -> dict[str, Any]:
         t, r, w = self.totals, self.recipe, self.world
         final = self.directory.metrics()[-1]
@@ -327,6 +332,7 @@ class _Trainer:
             "recipe": r.name,
             "preset": r.preset,
             "executor": self.executor.name,
+            "recording": self._recording(),
             "device": w.device.type,
             "seed": r.seed,
             "clients": w.federation.clients,

@@ -5,6 +5,8 @@ Slow and obvious: the oracle of all the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class ReferenceExecutor:
 
     name = "reference"
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
+    def __init__(self, world: World, ledger: Ledger, note: Callable[[str], None] = lambda line: None) -> None:
         self.world, self.ledger = world, ledger
         self.wire = Wire(world)
 
