@@ -73,10 +73,19 @@ def test_a_u_shape_with_depths_that_differ_is_compiled_too(monkeypatch: pytest.M
     assert_one_compilation(recorder, notes)
 
 
-@pytest.mark.parametrize("depths", ["1", TWO_DEPTHS])
-def test_a_transformer(depths: str) -> None:
-    world = tiny_world(tiny_federation(shape=(3, 4)), model="transformer", width=4, depths=depths)
+def test_a_transformer_with_depths_that_differ() -> None:
+    world = tiny_world(tiny_federation(shape=(3, 4)), model="transformer", width=4, depths=TWO_DEPTHS)
     assert_recorded_as_played(world, lower=None)
+
+
+def test_layer_norm_and_group_norm_are_compiled_for_any_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both_norms(*_: object) -> SplitModel:
+        first = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GroupNorm(2, 8), nn.ReLU())
+        return SplitModel([first, nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6))], nn.Linear(6, 4))
+
+    monkeypatch.setattr("pmsfl.engine.world.make_model", both_norms)
+    recorder, notes = assert_recorded_as_played(tiny_world(depths="2"))
+    assert_one_compilation(recorder, notes)
 
 
 # --- dropout draws by position in the union, where a spare row would push the others

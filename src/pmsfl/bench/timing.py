@@ -7,13 +7,14 @@ pay for it.
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from pmsfl.engine.memory_plan import peak_process_bytes
 
 Block = Callable[[], float]  # plays one block and returns its seconds
 
@@ -88,9 +89,4 @@ def peak_memory(device: torch.device) -> int | None:
     """Bytes at the peak: of the GPU since the last reset, else of the whole process; None where nobody counts."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak_process_bytes() or None

@@ -106,14 +106,43 @@ class GroupNorm(nn.GroupNorm):
         return side_by_side(self._by_group, x, self.weight, self.bias)
 
     def _by_group(self, clients: int, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.group_norm(x, self.num_groups * clients, weight, bias, self.eps)
+        if not explicit():
+            return F.group_norm(x, self.num_groups * clients, weight, bias, self.eps)
+        grouped = x.reshape(x.shape[0], self.num_groups * clients, -1)
+        out = _standardised(grouped, (2,), self.eps).reshape(x.shape)
+        along = (1, -1, *(1,) * (x.ndim - 2))
+        out = out if weight is None else out * weight.reshape(along)
+        return (out if bias is None else out + bias.reshape(along)).to(x.dtype)
 
 
-OURS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Conv2d, nn.AvgPool2d: AvgPool2d, nn.GroupNorm: GroupNorm}
+class LayerNorm(nn.LayerNorm):
+    """nn.LayerNorm that spells itself out for a compiler: torch's rule for vmap takes the clients for a constant."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not explicit():
+            return super().forward(x)
+        out = _standardised(x, tuple(range(-len(self.normalized_shape), 0)), self.eps)
+        out = out if self.weight is None else out * self.weight
+        return (out if self.bias is None else out + self.bias).to(x.dtype)
+
+
+def _standardised(x: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    """Mean 0 and variance 1 over some axes; at least in single precision."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centred = wide - wide.mean(axes, keepdim=True)
+    return centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
+
+
+OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: Conv2d,
+    nn.AvgPool2d: AvgPool2d,
+    nn.GroupNorm: GroupNorm,
+    nn.LayerNorm: LayerNorm,
+}
 
 
 def convert_images(module: nn.Module) -> nn.Module:
-    """Make every plain Conv2d, AvgPool2d and GroupNorm in `module` one of these, parameters and all; returns it."""
+    """Make every plain Conv2d, AvgPool2d, GroupNorm and LayerNorm in `module` one of these; returns it."""
     for part in module.modules():
         if type(part) in OURS and getattr(part, "padding_mode", "zeros") == "zeros":
             part.__class__ = OURS[type(part)]

@@ -23,7 +23,7 @@ MASKABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 class SplitModel(nn.Module):
     """Blocks in a row and a head. Any nn.Module is a block; torch's layers are converted where this library has
-    its own: BatchNorm, Dropout, Conv2d, AvgPool2d, GroupNorm.
+    its own: BatchNorm, Dropout, Conv2d, AvgPool2d, GroupNorm, LayerNorm.
 
     unmasked: prefixes of module names whose weights carry no masks (embeddings, say).
     """
