@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pmsfl import commands
+from pmsfl.cli import ABOUT, COMMANDS
 from pmsfl.data.federation import Federation
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.cohort import CohortExecutor
@@ -26,6 +29,17 @@ from pmsfl.wire.ledger import Ledger
 # The methods whose training loss and bytes follow from their attributes alone.
 BASIC = ("pm-sfl", "splitfed", "splitfed-pm", "frozen-mask", "dense-frozen", "threshold-mask")
 SIZES = (17, 12, 23, 30, 5)  # ragged, one client below the batch of `tiny_recipe`
+
+
+Pmsfl = Callable[..., int]
+
+
+@pytest.fixture(params=["typer", "argparse"])
+def pmsfl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pmsfl:
+    """The command line in this process, both ways."""
+    if request.param == "argparse":
+        monkeypatch.setitem(sys.modules, "typer", None)
+    return lambda *words: commands.main(COMMANDS, [str(w) for w in words], ABOUT)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,12 @@ from pmsfl.cli import ABOUT, COMMANDS
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.recipe import Recipe
 
+from .conftest import Pmsfl
+
 KEYS = ("rounds=2", "epochs=1", "clients=4", "cohort=2", "eval_masks=1", "aggregate=damped", "damping=0.25")
 TINY = [word for key in KEYS for word in ("-c", key)]
 WITHOUT = "import sys; sys.modules['typer'] = None; sys.modules['rich'] = None"
 FALLBACK = f"{WITHOUT}; from pmsfl.__main__ import main; main()"
-
-Pmsfl = Callable[..., int]
-
-
-@pytest.fixture(params=["typer", "argparse"])
-def pmsfl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pmsfl:
-    """The command line in this process, both ways."""
-    if request.param == "argparse":
-        monkeypatch.setitem(sys.modules, "typer", None)
-    return lambda *words: commands.main(COMMANDS, [str(w) for w in words], ABOUT)
 
 
 @pytest.fixture(scope="module")

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pmsfl import commands
 from pmsfl.bench.rounds import measure_rounds
 from pmsfl.bench.scale import measure_scale, parse_cohorts
 from pmsfl.bench.setting import Setting
 from pmsfl.bench.step import measure_step
-from pmsfl.cli import ABOUT, COMMANDS
 from pmsfl.errors import PmsflError
+
+from ..conftest import Pmsfl
 
 # Times faster than the eager loop, on a CPU that other tests share. A ratio: seconds would say who owns the machine.
 LEAST_RATIO = 0.9
 SMALL = ("width=4", "cohort=3", "batch=4")
 WORDS = [word for change in SMALL for word in ("-c", change)] + ["--device", "cpu"]
-
-Pmsfl = Callable[..., int]
-
-
-@pytest.fixture(params=["typer", "argparse"])
-def pmsfl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pmsfl:
-    """The command line in this process, both ways."""
-    if request.param == "argparse":
-        monkeypatch.setitem(sys.modules, "typer", None)
-    return lambda *words: commands.main(COMMANDS, [str(w) for w in words], ABOUT)
 
 
 def small(repeats: int = 2, *changes: str) -> Setting:

@@ -21,7 +21,7 @@ from pmsfl.engine.metrics import RoundMetrics
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.processes import Processes
 from pmsfl.engine.record import Recorder
-from pmsfl.engine.rows import Clock, rebuilt, tensors
+from pmsfl.engine.rows import Clock, cloned
 from pmsfl.engine.server import Server
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
@@ -155,5 +155,4 @@ class DistributedExecutor(CohortExecutor):
 
 def _stand_in(bottoms: Bottoms) -> Bottoms:
     """A copy of the first client: what it does counts for nothing and moves nobody."""
-    first = bottoms.rows.first(1)
-    return bottoms.on(rebuilt(first, (t.clone() for t in tensors(first))), bottoms.clock)
+    return bottoms.on(cloned(bottoms.rows.first(1)), bottoms.clock)

@@ -48,7 +48,7 @@ class Passes:
         self.vectorised = world.why_looped is None
         self.names: dict[int, tuple[Names, Names]] = {}  # by depth: what the sums of bottom and top belong to
         recorded = world.device.type == "cuda" and world.recipe.capture != "off" and self.vectorised
-        self.replays = Replays(world.device) if recorded else None
+        self.replays = Replays() if recorded else None
 
     def __call__(self, depth: int, collecting: bool, inputs: Inputs, x: Tensor | None = None) -> Outputs:
         """One pass. x: samples that the rows point into, where they are not the federation's.

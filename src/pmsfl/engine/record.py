@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,14 @@ from torch import Tensor
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
 from pmsfl.engine.plan import cohort_size, local_steps
-from pmsfl.engine.rows import ClientRows, Clock, ServerRows, rebuilt, tensors
+from pmsfl.engine.replay import capture
+from pmsfl.engine.rows import ClientRows, Clock, ServerRows, cloned, rebuilt, tensors
 from pmsfl.engine.server import Batches, Server
 from pmsfl.engine.world import World
 from pmsfl.models.context import explicit_layers
 
 UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
 Replay = Callable[[], object]
-Tree = TypeVar("Tree")
-WARM_UP = 2  # eager steps before a capture: libraries choose their kernels and allocate their workspaces there
 TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs time before the first step
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
 
@@ -97,7 +96,7 @@ class Recorder:
         present = {d: torch.ones(r.ids.shape[0], dtype=w.dtype, device=w.device) for d, r in rows.items()}
         for p in present.values():
             p[-1] = 0.0
-        return StepTensors(_cloned(server.clock), _cloned(server.rows), rows, present if w.mixed else {})
+        return StepTensors(cloned(server.clock), cloned(server.rows), rows, present if w.mixed else {})
 
     # --- steps
 
@@ -153,7 +152,7 @@ class Recorder:
             with explicit_layers():
                 self._play(rebuilt(part, iter(inputs)))
 
-        self._play(_cloned(part))  # what is found out once and kept is found out here, not while tracing
+        self._play(cloned(part))  # what is found out once and kept is found out here, not while tracing
         try:
             self.compiled = compile_step(step, examples, symbols, self.lower)
         except CannotCompile as why:
@@ -175,18 +174,10 @@ class Recorder:
     def _capture(self, play: Replay, part: StepTensors) -> Replay:
         began = time.perf_counter()
         before = [t.clone() for t in tensors(part)]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
         # A recorded step runs thousands of times: let cuDNN try which of its kernels is fastest.
         try:
             with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True):
-                with torch.cuda.stream(stream):
-                    for _ in range(WARM_UP):
-                        play()
-                torch.cuda.current_stream().wait_stream(stream)
-                with torch.cuda.graph(graph, pool=self.pool):
-                    play()
+                graph, _ = capture(play, self.pool)
         except RuntimeError as error:
             self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
             return play
@@ -202,7 +193,3 @@ class Recorder:
 def _copy(to: object, source: object) -> None:
     for a, b in zip(tensors(to), tensors(source), strict=True):
         a.copy_(b)
-
-
-def _cloned(tree: Tree) -> Tree:
-    return rebuilt(tree, (t.clone() for t in tensors(tree)))  # type: ignore[no-any-return]

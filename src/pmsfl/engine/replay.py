@@ -12,14 +12,27 @@ from torch import Tensor
 
 from pmsfl.engine.rows import rebuilt, tensors
 
-WARM_UP = 2
+WARM_UP = 2  # calls before a capture: libraries choose their kernels and allocate their workspaces there
+
+
+def capture(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A recording of function() and what it returns, which every replay overwrites. pool: other recordings' memory."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        outputs = function()
+    return graph, outputs
 
 
 class Replays:
     """One recording per kind of call and shapes of its tensors."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.pool: Any = None
         self.memory: dict[tuple[Any, ...], Tensor] = {}  # inputs of one shape share their place
         self.sources: dict[int, tuple[Tensor, int]] = {}  # what was last copied to a place
@@ -33,7 +46,10 @@ class Replays:
         if key not in self.known:
             places = [self.memory.setdefault(s, t.clone()) for s, t in zip(shapes, given, strict=True)]
             self._fill(places, given)
-            self.known[key] = self._record(function, rebuilt(inputs, iter(places)), places)
+            recorded = rebuilt(inputs, iter(places))
+            graph, outputs = capture(lambda: function(recorded), self.pool)
+            self.pool = graph.pool()
+            self.known[key] = graph, places, outputs
         graph, places, outputs = self.known[key]
         self._fill(places, given)
         graph.replay()
@@ -45,18 +61,3 @@ class Replays:
             if last is None or last[0] is not t or last[1] != t._version:
                 place.copy_(t)
                 self.sources[place.data_ptr()] = (t, t._version)
-
-    def _record(
-        self, function: Callable[[Any], Any], inputs: Any, places: list[Tensor]
-    ) -> tuple[Any, list[Tensor], Any]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                function(inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            outputs = function(inputs)
-        self.pool = graph.pool()
-        return graph, places, outputs

@@ -7,11 +7,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from pmsfl.engine.optim import RowOptimiser
+
+Tree = TypeVar("Tree")
 
 
 @dataclass
@@ -79,6 +81,11 @@ def rebuilt(tree: Any, replacements: Iterator[Tensor]) -> Any:
     return dataclasses.replace(
         tree, **{f.name: rebuilt(getattr(tree, f.name), replacements) for f in dataclasses.fields(tree)}
     )
+
+
+def cloned(tree: Tree) -> Tree:
+    """The same tree with copies of its tensors."""
+    return rebuilt(tree, (t.clone() for t in tensors(tree)))  # type: ignore[no-any-return]
 
 
 def _parts(tree: Any) -> list[Any]:

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from pmsfl.models.beside import side_by_side
 from pmsfl.models.context import current, explicit
 from pmsfl.models.conv import GroupNorm
-from pmsfl.models.normalise import normalise, normalise_whole
-
-HALF = (torch.bfloat16, torch.float16)
+from pmsfl.models.normalise import HALF, normalise, normalise_whole
 
 
 class StaticBN(nn.Module):

@@ -15,6 +15,8 @@ from torch.autograd import Function
 
 from pmsfl.models.context import WholeBatch
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: Tensor | None, eps: float, batch: int | None = None
@@ -50,7 +52,7 @@ def _along(x: Tensor) -> tuple[int, ...]:
 
 def _wide(x: Tensor) -> Tensor:
     """Sums of half-precision numbers are taken in single precision."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def _weights(x: Tensor, rows: Tensor | None) -> tuple[Tensor | None, Tensor | float]:
@@ -75,7 +77,7 @@ class _Normalise(Function):
         each, n = _weights(x, rows)
         counted = wide if each is None else wide * each
         mean = _sum(counted, batch) / n
-        if x.dtype in (torch.bfloat16, torch.float16):
+        if x.dtype in HALF:
             # One pass. What cancels here is far below the rounding of the numbers themselves.
             variance = (_sum(counted * wide, batch) / n - mean * mean).clamp_min(0.0)
         else:
