@@ -201,7 +201,7 @@ def test_compiling_moves_nothing_and_all_rounds_go_on_in_the_same_memory() -> No
     playing = executor.begin(State.initial(world))
     assert recorder.memory is not None
     places, before = _places(recorder), [t.clone() for t in tensors(recorder.memory)]
-    recorder._record(recorder._part((playing.plan.active[0][1],)))
+    recorder._player(recorder._part((playing.plan.active[0][1],)))
     assert recorder.counts.compilations == 1
     assert all(torch.equal(a, b) for a, b in zip(tensors(recorder.memory), before, strict=True))
     first, _ = executor.round(State.initial(world))
@@ -254,6 +254,17 @@ def test_the_recording_not_used_for_longest_goes_first(monkeypatch: pytest.Monke
     monkeypatch.setattr(record, "MOST_GRAPHS", 2)
     recorder, _ = assert_recorded_as_played(tiny_world(depths="2"), 2, lower=None)
     assert list(recorder.replays) == [(2,), (1,)]
+
+
+def test_a_combination_of_depths_is_kept_once_it_has_come_up_often_enough() -> None:
+    world = tiny_world(depths="1,2,1,2,1")
+    executor, recorder, _ = recording(world)
+    recorder.patience = 1
+    state, _ = played(executor)
+    often = {signature for signature, times in recorder.launched.items() if times > 1}
+    assert set(recorder.replays) == often
+    assert 0 < len(often) < len(recorder.launched)
+    assert_agree(state, play(world, CohortExecutor, 2)[0])
 
 
 def test_a_cpu_has_no_recorder() -> None:

@@ -165,8 +165,8 @@ def test_depthfl_keeps_a_users_dropout() -> None:
     p, q = world.masked_size(1), world.plain_size(1)
 
     def smashed(key: int) -> torch.Tensor:
-        keys = torch.tensor([key])
-        return world.run_bottoms_with_exits(world.frozen[None, :p], world.initial_plain[None, :q], x, 1, keys, True)[0]
+        views = world.layout.bottom(world.frozen[None, :p], world.initial_plain[None, :q], 1)
+        return world.run_blocks(views, x, 0, 1, torch.tensor([key]))[0]
 
     assert (smashed(1) == 0).double().mean() > 0.3
     assert not torch.equal(smashed(1), smashed(2))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -149,6 +149,11 @@ class Bottoms:
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Smashed data [K, B, ...] and the labels [K, B] that may leave; keeps the graph for `backward`."""
+        views, x, dropout = self.set_out()
+        return self.arrive(*self.world.run_blocks(views, x, 0, self.depth, dropout, self.vectorised))
+
+    def set_out(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """What the blocks run on: views of the clients' weights, inputs [K, B, ...], keys for dropout [K]."""
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
         x = w.inputs(self._batch, self._keys(Stream.AUGMENT))
@@ -156,23 +161,21 @@ class Bottoms:
         self._plain = rows.plain.detach().requires_grad_(self.view.trains)
         self._head_gradient: Tensor | None = None
         effective = w.method.effective(self._masked, self.frozen, self._uniform())
+        views = w.layout.bottom(effective, self._plain[:, : self.view.bottom], self.depth)
+        return views, x, self._keys(Stream.DROPOUT)
+
+    def arrive(self, out: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, from the last block's output [K, B, ...] and the exits' logits [K, d, B, classes]."""
+        w = self.world
         with w.precision():
-            smashed = self._run(effective, x)
-            self._smashed = w.method.smash(smashed, self._keys(Stream.NOISE))
+            self._smashed = w.method.smash(out, self._keys(Stream.NOISE))
+        self._local_loss: Tensor | None = None
+        if logits is not None:
+            self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
         return self._smashed.detach(), w.public_y[self._batch]
 
     def _keys(self, stream: Stream) -> Tensor:
         return self.world.keys.client(stream, self.rows.ids, self.clock.round, self.clock.step)
-
-    def _run(self, effective: Tensor, x: Tensor) -> Tensor:
-        w, dropout = self.world, self._keys(Stream.DROPOUT)
-        plain = self._plain[:, : self.view.bottom]
-        self._local_loss: Tensor | None = None
-        if not w.method.exits:
-            return w.run_bottoms(effective, plain, x, self.depth, dropout, self.vectorised)
-        smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, dropout, self.vectorised)
-        self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
-        return smashed
 
     def _uniform(self) -> Tensor | None:
         w = self.world
@@ -212,14 +215,28 @@ class Bottoms:
 
     def backward(self, gradient: Tensor) -> None:
         """Backpropagate dL/dq [K, B, ...] of the last forward pass and take one optimiser step."""
-        leaves = [t for t in (self._masked, self._plain) if t.requires_grad and t.numel()]
-        outputs, weights = [self._smashed], [gradient]
+        outcomes = self.outcomes(gradient)
+        if outcomes:
+            outputs, weights = zip(*outcomes, strict=True)
+            self.descend(torch.autograd.grad(outputs, self.leaves, weights, materialize_grads=True))
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What the last forward pass can be differentiated by."""
+        return [t for t in (self._masked, self._plain) if t.requires_grad and t.numel()]
+
+    def outcomes(self, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What the last forward pass ended in, each with its derivative of the loss; empty: nothing to train."""
+        if not self.leaves or not self._smashed.requires_grad:
+            return []
+        both = [(self._smashed, gradient)]
         if self._local_loss is not None:
-            outputs, weights = [*outputs, self._local_loss], [*weights, torch.ones_like(self._local_loss)]
-        if not leaves or not self._smashed.requires_grad:
-            return
-        grads = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
-        for leaf, grad in zip(leaves, grads, strict=True):
+            both.append((self._local_loss, torch.ones_like(self._local_loss)))
+        return both
+
+    def descend(self, gradients: Sequence[Tensor]) -> None:
+        """One optimiser step, given the derivatives by `leaves`."""
+        for leaf, grad in zip(self.leaves, gradients, strict=True):
             if leaf is self._masked:
                 self.rows.masked_optimiser.step(self.rows.trained, grad, self.clock.lr_masked)
                 self.world.method.project(self.rows.trained)

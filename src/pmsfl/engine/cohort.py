@@ -20,6 +20,7 @@ from pmsfl.engine.record import Recorder
 from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
+from pmsfl.engine.together import backward_together, forward_together
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind
@@ -132,17 +133,14 @@ class CohortExecutor:
 
     def _union_step(self, server: Server, groups: dict[int, Bottoms], present: Batches | None = None) -> None:
         """present: see Server.step."""
-        smashed, labels = {}, {}
-        for d, clients in groups.items():
-            q, labels[d] = clients.forward()
-            smashed[d] = self._over_wire(q)
+        sent, labels = forward_together(self.world, groups)
+        smashed = {d: self._over_wire(q) for d, q in sent.items()}
 
         def answer(features: Batches, places: Places) -> tuple[Batches, Tensor]:
             return self._answer(groups, features, places, present)
 
         gradients = server.step(smashed, labels, answer if self.world.u_shape else None, present)
-        for d, gradient in gradients.items():
-            groups[d].backward(self._over_wire(gradient))
+        backward_together(groups, {d: self._over_wire(g) for d, g in gradients.items()})
         server.clock.step += 1
 
     def _over_wire(self, t: Tensor) -> Tensor:

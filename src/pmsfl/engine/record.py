@@ -1,5 +1,6 @@
 """Recorded steps: on a GPU a step is compiled once, captured as a CUDA graph for every number of clients still at
-work, and replayed. The host does nothing in between but say which graph is next.
+work, and replayed. The host does nothing in between but say which graph is next. Where depths differ, hundreds of
+combinations come up, some of them for a few steps: a combination is captured once it has shown that it comes back.
 
 Graphs read and write fixed memory, so a round's tensors are copied in before its first step, and the round goes on
 there. Depths sit in fixed slots: one whose clients are all done is played by a spare row that counts for nothing.
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,8 @@ UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
 Replay = Callable[[], object]
 TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs time before the first step
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
+# A capture costs what forty launches of a compiled step do, and a launch takes little longer than a replay.
+PLAYS_BEFORE_CAPTURE = 32
 
 
 @dataclass
@@ -63,6 +67,8 @@ class Recorder:
         self.memory: StepTensors | None = None
         self.compiled: Compiled | None = None
         self.replays: OrderedDict[tuple[int, ...], Replay] = OrderedDict()
+        self.launched: Counter[tuple[int, ...]] = Counter()
+        self.patience = PLAYS_BEFORE_CAPTURE if world.mixed and world.device.type == "cuda" else 0
         self.pool: Any = None  # graphs never run at the same time, so they share their scratch memory
         self.bottoms = {d: Bottoms.hollow(world, d, world.why_looped is None) for d in sorted(set(world.depths))}
 
@@ -104,11 +110,22 @@ class Recorder:
         """One step with so many clients of each depth at work."""
         signature = tuple(active.get(d, 0) for d in self.bottoms)
         if signature not in self.replays:
+            part = self._part(signature)
+            play = self._player(part)
+            if self._is_rare(signature):
+                with self._fastest_kernels():
+                    play()
+                return
             if len(self.replays) >= MOST_GRAPHS:
                 self.replays.popitem(last=False)
-            self.replays[signature] = self._record(self._part(signature))
+            self.replays[signature] = self._capture(play, part) if self.world.device.type == "cuda" else play
         self.replays.move_to_end(signature)
         self.replays[signature]()
+
+    def _is_rare(self, signature: tuple[int, ...]) -> bool:
+        """Is a combination of depths still cheaper to launch than to capture?"""
+        self.launched[signature] += 1
+        return self.compiled is not None and self.launched[signature] <= self.patience
 
     def _part(self, signature: tuple[int, ...]) -> StepTensors:
         """The tensors of the clients at work; the last row of a depth stands in where nobody is."""
@@ -122,15 +139,14 @@ class Recorder:
             {d: p[places[d]] for d, p in m.present.items()},
         )
 
-    def _record(self, part: StepTensors) -> Replay:
+    def _player(self, part: StepTensors) -> Replay:
+        """The step on these tensors, compiled if that can be."""
         if self.lower is not None and self.compiled is None:
             self._compile(part)
         if self.compiled is None:
-            play: Replay = lambda: self._play(part)  # noqa: E731
-        else:
-            program, inputs = self.compiled, tensors(part)
-            play = lambda: program(inputs)  # noqa: E731
-        return self._capture(play, part) if self.world.device.type == "cuda" else play
+            return lambda: self._play(part)
+        program, inputs = self.compiled, tensors(part)
+        return lambda: program(inputs)
 
     def _play(self, part: StepTensors) -> None:
         """The step itself, on these tensors."""
@@ -174,9 +190,8 @@ class Recorder:
     def _capture(self, play: Replay, part: StepTensors) -> Replay:
         began = time.perf_counter()
         before = [t.clone() for t in tensors(part)]
-        # A recorded step runs thousands of times: let cuDNN try which of its kernels is fastest.
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True):
+            with self._fastest_kernels():
                 graph, _ = capture(play, self.pool)
         except RuntimeError as error:
             self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
@@ -188,6 +203,14 @@ class Recorder:
         self.counts.graphs += 1
         self.counts.seconds_capturing += time.perf_counter() - began
         return graph.replay
+
+    @staticmethod
+    def _fastest_kernels() -> AbstractContextManager[None]:
+        """A step runs thousands of times: let cuDNN try which of its kernels is fastest."""
+        flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
+            enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True
+        )
+        return flags
 
 
 def _copy(to: object, source: object) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -261,52 +262,32 @@ class World:
 
     # --- forward passes
 
-    def run_bottoms(
-        self,
-        masked: Tensor,
-        plain: Tensor,
-        x: Tensor,
-        depth: int,
-        dropout_keys: Tensor | None = None,
-        vectorised: bool = True,
-    ) -> Tensor:
-        """Bottoms of A clients on their own inputs: masked [A, P_d], plain [A, Q_d], x [A, B, ...] → [A, B, ...]."""
-        views = self.layout.bottom(masked, plain, depth)
+    def run_blocks(
+        self, views: dict[str, Tensor], x: Tensor, first: int, last: int, dropout_keys: Tensor, vectorised: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Blocks first+1..last of A clients on their own inputs: views [A, ...], x [A, B, ...], keys [A] →
+        [A, B, ...], and the logits [A, last − first, B, classes] of the classifiers after them, where there are any.
+        """
+        runner, prefix = (self._exit_runner, "model.") if self.method.exits else (self.model, "")
+        named = {prefix + name: view for name, view in views.items()}
 
-        def one(views: dict[str, Tensor], x: Tensor, key: Tensor | None) -> Tensor:
+        def one(named: dict[str, Tensor], x: Tensor, key: Tensor) -> Any:
             with forward_context(ForwardContext(dropout_key=key)):
-                out: Tensor = functional_call(self.model, views, (x, 0, depth))
-            return out
+                return functional_call(runner, named, (x, first, last))
 
-        return self.over_clients(one, (views, x, dropout_keys), vectorised)
+        with self.precision():
+            out = self.over_clients(one, (named, x, dropout_keys), vectorised)
+        return out if self.method.exits else (out, None)
 
-    def run_bottoms_with_exits(
-        self, masked: Tensor, plain: Tensor, x: Tensor, depth: int, dropout_keys: Tensor, vectorised: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The same with a classifier after every block: also their logits [A, d, B, classes]."""
-        views = self.layout.bottom(masked, plain, depth)
+    def over_clients(self, function: Callable[..., Any], args: Sequence[object], vectorised: bool) -> Any:
+        """function applied to each client's slice of the arguments, results stacked."""
         if vectorised:
-            many = vmap(self._one_with_exits, in_dims=(0, 0, 0, None))
-            both: tuple[Tensor, Tensor] = many(views, x, dropout_keys, depth)
-            return both
-        each = range(len(x))
-        results = [self._one_with_exits(_slice(views, i), x[i], dropout_keys[i], depth) for i in each]  # type: ignore[arg-type]
-        return torch.stack([r[0] for r in results]), torch.stack([r[1] for r in results])
-
-    def _one_with_exits(self, views: dict[str, Tensor], x: Tensor, key: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        wrapped = {f"model.{name}": value for name, value in views.items()}
-        with forward_context(ForwardContext(dropout_key=key)):
-            out: tuple[Tensor, Tensor] = functional_call(self._exit_runner, wrapped, (x, depth))
-        return out
-
-    def over_clients(self, function: Callable[..., Tensor], args: Sequence[object], vectorised: bool) -> Tensor:
-        """function applied to each client's slice of the arguments (None stays None), results stacked."""
-        if vectorised:
-            dims = tuple(None if a is None else 0 for a in args)
-            out: Tensor = vmap(function, in_dims=dims)(*args)
-            return out
+            return vmap(function)(*args)
         count = next(len(a) for a in args if isinstance(a, Tensor))
-        return torch.stack([function(*(_slice(a, i) for a in args)) for i in range(count)])
+        results = [function(*(_slice(a, i) for a in args)) for i in range(count)]
+        if isinstance(results[0], tuple):
+            return tuple(torch.stack(part) for part in zip(*results, strict=True))
+        return torch.stack(results)
 
     def notes(self) -> list[str]:
         """Lines a user should know: depths, promises, how batches and clients fit."""
@@ -320,14 +301,15 @@ class ExitRunner(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        return self.model.bottom_with_exits(x, depth)
+    def forward(self, x: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        return self.model.blocks_with_exits(x, first, last)
 
 
 def _slice(argument: object, i: int) -> object:
     if isinstance(argument, dict):
         return {k: v[i] for k, v in argument.items()}
-    return argument[i] if isinstance(argument, Tensor) else argument
+    assert isinstance(argument, Tensor)
+    return argument[i]
 
 
 def federation_of(recipe: Recipe) -> Federation:

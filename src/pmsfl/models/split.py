@@ -79,10 +79,10 @@ class SplitModel(nn.Module):
             x = self.head(x)
         return x
 
-    def bottom_with_exits(self, x: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-        """Smashed data, and the logits [depth, B, classes] of the classifiers on the way."""
+    def blocks_with_exits(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Blocks start+1..stop, and the logits [stop − start, B, classes] of the classifiers on the way."""
         logits = []
-        for block, leave in zip(self.blocks[:depth], self.exits, strict=False):
+        for block, leave in zip(self.blocks[start:stop], self.exits[start:stop], strict=True):
             x = block(x)
             logits.append(leave(x))
         return x, torch.stack(logits)
