@@ -18,10 +18,11 @@ from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
-from pmsfl.masks.bernoulli import entropy_bits, keep_mask
+from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
-from pmsfl.masks.random import Stream, uniform
+from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
+from pmsfl.privacy.mechanisms import clip_rows, gaussian
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Finished:
     memories: list[Memory]
     entropy: Tensor | None  # [K, layers]: mean entropy of the masks each samples, in bits
     disagree: Tensor | None  # [K]: share of coordinates that crossed 0.5
+    at_clip: Tensor | None  # [K]: share of coordinates whose θ is at c or 1 − c
 
     def take(self, rows: list[int]) -> Finished:
         """Only some of the clients."""
@@ -46,6 +48,7 @@ class Finished:
             [self.memories[i] for i in rows],
             None if self.entropy is None else self.entropy[rows],
             None if self.disagree is None else self.disagree[rows],
+            None if self.at_clip is None else self.at_clip[rows],
         )
 
 
@@ -152,7 +155,8 @@ class Bottoms:
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
         x = w.inputs(self._batch, self._keys(Stream.AUGMENT))
-        self._masked = rows.trained.detach().requires_grad_(w.method.trains != "nothing")
+        trained = self._each_sample(rows.trained.detach()) if w.noises_gradients else rows.trained.detach()
+        self._masked = trained.requires_grad_(w.method.trains != "nothing")
         self._plain = rows.plain.detach().requires_grad_(self.view.trains)
         self._head_gradient: Tensor | None = None
         effective = w.method.effective(self._masked, self.frozen, self._uniform())
@@ -169,6 +173,8 @@ class Bottoms:
         plain = self._plain[:, : self.view.bottom]
         self._local_loss: Tensor | None = None
         if not w.method.exits:
+            if w.noises_gradients:
+                return self._run_apart(effective, plain, x, dropout)
             return w.run_bottoms(effective, plain, x, self.depth, dropout, self.vectorised)
         smashed, logits = w.run_bottoms_with_exits(effective, plain, x, self.depth, dropout, self.vectorised)
         self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
@@ -178,9 +184,32 @@ class Bottoms:
         w = self.world
         if not w.method.samples_masks:
             return None
-        if self.rows.round_draw is not None:
-            return self.rows.round_draw
-        return uniform(self._keys(Stream.FORWARD), self.rows.trained.shape[1], w.dtype)
+        drawn = self.rows.round_draw
+        if drawn is None:
+            drawn = uniform(self._keys(Stream.FORWARD), self.rows.trained.shape[1], w.dtype)
+        return self._each_sample(drawn) if w.noises_gradients else drawn
+
+    # --- one score gradient per sample: every sample is a client with a batch of one, and a row of scores of its own
+
+    def _each_sample(self, rows: Tensor) -> Tensor:
+        """[K, m] -> [K·B, m]."""
+        return rows.repeat_interleave(self.world.recipe.batch, 0)
+
+    def _run_apart(self, effective: Tensor, plain: Tensor, x: Tensor, dropout: Tensor) -> Tensor:
+        """Smashed data [K, B, ...] of effective weights [K·B, P]."""
+        w, samples = self.world, torch.arange(x.shape[1], device=x.device)
+        keys = fold(dropout.unsqueeze(1), samples).flatten()
+        alone = x.flatten(0, 1).unsqueeze(1)
+        out = w.run_bottoms(effective, self._each_sample(plain), alone, self.depth, keys, self.vectorised)
+        return out.reshape(*x.shape[:2], *out.shape[2:])
+
+    def _private(self, gradients: Tensor) -> Tensor:
+        """The noised mean [K, P] of the samples' clipped gradients [K·B, P] (what comes down has the 1/B in it)."""
+        r = self.world.recipe
+        own = clip_rows(gradients * r.batch, r.score_gradient_clip, 2)
+        noise = gaussian(fold(self._keys(Stream.NOISE), 2), own.shape[1])  # 0 and 1 are the smashed data's
+        total = own.reshape(-1, r.batch, own.shape[1]).sum(1)
+        return (total + r.score_gradient_noise * r.score_gradient_clip * noise.to(total.dtype)) / r.batch
 
     def answer(self, features: Tensor, places: list[int] | None) -> tuple[Tensor, Tensor]:
         """The U-shape's middle: the head and the loss are here.
@@ -221,6 +250,7 @@ class Bottoms:
         grads = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
         for leaf, grad in zip(leaves, grads, strict=True):
             if leaf is self._masked:
+                grad = self._private(grad) if self.world.noises_gradients else grad
                 self.rows.masked_optimiser.step(self.rows.trained, grad, self.clock.lr_masked)
                 self.world.method.project(self.rows.trained)
             else:
@@ -256,13 +286,14 @@ class Bottoms:
             drawn = uniform(keys, trained.shape[1], w.dtype)
         noise_keys = w.keys.client(Stream.NOISE, self.rows.ids, self.round, -1)
         return Finished(
-            method.upload(method.protect_update(self.start, trained, noise_keys), drawn),
+            method.upload(method.protect_update(self.start, trained, ~grown, noise_keys), drawn),
             ~grown,
             grown & ~self.personal,
             self.rows.plain[:, self.view.shared_places],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
             None if after is None or not method.samples_masks else self._entropy(after),
             None if after is None or self.before is None else self._disagreement(self.before, after),
+            None if after is None or not method.samples_masks else share_at_clip(trained, w.recipe.clip),
         )
 
     def _participations(self, memory: Memory | None) -> int:
