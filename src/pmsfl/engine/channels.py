@@ -47,7 +47,15 @@ class Channel:
 
 
 def _most(events: Events, spending: Spending, delta: float, rule: Epsilon) -> float:
-    return max((rule(e, delta) for e in {events(s) for s in spending.clients.values()}), default=0.0)
+    """Only clients that nobody exceeds in every count are looked at: a privacy loss distribution takes its time."""
+    found = {events(s) for s in spending.clients.values()}
+
+    def exceeded(mine: tuple[Event, ...]) -> bool:
+        return any(
+            other != mine and all(a.times <= b.times for a, b in zip(mine, other, strict=True)) for other in found
+        )
+
+    return max((rule(e, delta) for e in found if not exceeded(e)), default=0.0)
 
 
 def channels(world: World) -> list[Channel]:
