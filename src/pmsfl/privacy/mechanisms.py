@@ -21,7 +21,7 @@ def clip_rows(x: Tensor, limit: float, order: int) -> Tensor:
 def _open_uniform(key: Tensor, n: int) -> Tensor:
     """float64 in the open (0, 1), 53 bits: a float32 uniform would make an infinite Laplace draw now and then."""
     bits = (words(key, n) >> 11) & ((1 << 53) - 1)
-    return (bits.double() + 0.5) * 2.0**-53
+    return ((bits.double() + 0.5) * 2.0**-53).clamp_max(1.0 - 2.0**-53)  # the last one would round up to 1
 
 
 def laplace(keys: Tensor, n: int) -> Tensor:
