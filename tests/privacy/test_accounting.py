@@ -15,6 +15,7 @@ from pmsfl.errors import PmsflError
 from pmsfl.privacy.accounting import Event, bound, pld_epsilon, tight
 from pmsfl.privacy.mechanisms import gaussian_delta, gaussian_ratio, mask_rho, zcdp_epsilon
 
+Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 DELTA = 1e-5
 CELL = 2e-3  # of a distribution: coarse is fast, and errs on the safe side
 
@@ -97,18 +98,19 @@ def test_masks_of_clipped_scores_cost_what_the_table_says(clip: float, figures: 
     assert [float(f"{e:.2g}") for e in found] == list(figures)
 
 
-def _log_likelihoods(scores: np.ndarray) -> np.ndarray:
+def _log_likelihoods(scores: Vector) -> Vector:
     """Of every mask of so many coordinates: [2^d]."""
     bits = np.array(list(itertools.product((0.0, 1.0), repeat=len(scores))))
-    return bits @ scores - np.logaddexp(0.0, scores).sum()
+    found: Vector = bits @ scores - np.logaddexp(0.0, scores).sum()
+    return found
 
 
-def _hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+def _hockey_stick(p: Vector, q: Vector, epsilon: float) -> float:
     return float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0.0).sum())
 
 
 @st.composite
-def score_pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, float]:
+def score_pairs(draw: st.DrawFn) -> tuple[Vector, Vector, float]:
     d = draw(st.integers(1, 7))
     numbers = st.floats(-4.0, 4.0)
     start = np.array(draw(st.lists(numbers, min_size=d, max_size=d)))
@@ -121,9 +123,7 @@ def score_pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, float]:
 
 @settings(max_examples=60, deadline=None)
 @given(score_pairs(), st.floats(0.0, 3.0))
-def test_exact_likelihoods_of_masks_stay_within_the_bound(
-    pair: tuple[np.ndarray, np.ndarray, float], epsilon: float
-) -> None:
+def test_exact_likelihoods_of_masks_stay_within_the_bound(pair: tuple[Vector, Vector, float], epsilon: float) -> None:
     start, moved, size = pair
     p, q = _log_likelihoods(start), _log_likelihoods(moved)
     for a, b in ((p, q), (q, p)):
