@@ -8,12 +8,22 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream, root
 from pmsfl.privacy.accounting import Event, bound, pld_epsilon, tight
-from pmsfl.privacy.mechanisms import gaussian_delta, gaussian_ratio, mask_rho, zcdp_epsilon
+from pmsfl.privacy.mechanisms import (
+    clip_and_noise,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_ratio,
+    mask_rho,
+    signal_to_noise_db,
+    zcdp_epsilon,
+)
 
 Vector = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 DELTA = 1e-5
@@ -138,6 +148,26 @@ def test_exact_likelihoods_of_masks_stay_within_the_bound(pair: tuple[Vector, Ve
 def test_the_gaussian_curve_is_no_bound_for_a_mask() -> None:
     p, q = _log_likelihoods(np.array([-0.25])), _log_likelihoods(np.array([0.25]))
     assert _hockey_stick(p, q, 0.0) > gaussian_delta(0.5 / 2.0, 0.0) * 1.2
+
+
+# --- what calibrated noise leaves of a signal
+
+
+def test_eight_over_five_hundred_releases_leaves_a_signal_74_decibels_down() -> None:
+    each = gaussian_epsilon(gaussian_ratio(8.0, DELTA) / math.sqrt(500), DELTA)
+    assert signal_to_noise_db("gaussian", each, DELTA, 32_768) == pytest.approx(-74.0, abs=0.5)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_the_signal_is_as_weak_as_said(mechanism: str) -> None:
+    rows, size = 50, 2000
+    x = torch.zeros(rows, size, dtype=torch.float64)
+    x[:, 0] = 7.0  # all in one coordinate: clipped to the limit in both norms
+    keys = root(5, Stream.NOISE).reshape(1)
+    noise = clip_and_noise(x, mechanism, 2.0, 0.5, DELTA, keys, rows * size)
+    noise[:, 0] -= 2.0
+    ratio = 10.0 * math.log10(4.0 / float((noise**2).sum(1).mean()))
+    assert ratio == pytest.approx(signal_to_noise_db(mechanism, 0.5, DELTA, size), abs=0.1)
 
 
 # --- properties

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pmsfl.engine.spending import Spending, Spent
 from pmsfl.models.norm import StaticBN
 from pmsfl.privacy.accounting import Event, bound
-from pmsfl.privacy.mechanisms import gaussian_ratio, mask_rho
+from pmsfl.privacy.mechanisms import gaussian_ratio, mask_rho, signal_to_noise_db
 
 if TYPE_CHECKING:
     from pmsfl.engine.world import World
@@ -118,7 +118,11 @@ def _smashed(world: World) -> Channel:
     def own(spent: Spent) -> tuple[Event, ...]:
         return (release(mechanism, r.dp_epsilon_smashed, r.dp_delta, spent.own),)
 
-    each = f"{mechanism} noise, ε = {r.dp_epsilon_smashed:g} per release of a sample"
+    smallest = min(math.prod(world.smashed_shapes[d]) for d in set(world.depths))
+    loudness = signal_to_noise_db(mechanism, r.dp_epsilon_smashed, r.dp_delta, smallest)
+    each = (
+        f"{mechanism} noise, ε = {r.dp_epsilon_smashed:g} per release of a sample (signal to noise {loudness:.0f} dB)"
+    )
     if world.noises_gradients:
         why = f"{each}, and the noised score updates that shape later releases; replace one record"
         return Channel(name, "sample", why, lambda s: (*own(s), _gradients(world, s)))

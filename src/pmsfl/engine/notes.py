@@ -48,8 +48,8 @@ def _promise_notes(world: World) -> list[str]:
     if not promised:
         return []
     r = world.recipe
+    lines = [_rows_note(world)] if world.noises_gradients else []
     spending = Spending.of(world, r.rounds)
-    lines = []
     for c in promised:
         epsilon = c.most(spending, r.dp_delta)
         lines.append(f"guarantee, {c.name}: {c.why}. After {r.rounds} rounds ε = {epsilon:.3g} (δ = {r.dp_delta:g})")
@@ -57,6 +57,16 @@ def _promise_notes(world: World) -> list[str]:
     if without:
         lines.append(f"no guarantee for {', '.join(without)}; see pmsfl privacy")
     return lines
+
+
+def _rows_note(world: World) -> str:
+    """Scores, draws, weights, gradients and clipped gradients, a row each per sample."""
+    element = world.initial_shared.element_size()
+    rows = len(world.plan(0).clients) * world.recipe.batch
+    size = 5 * rows * world.masked_size(max(world.depths)) * element
+    return (
+        f"score_gradient_noise: every sample has scores of its own in a step, about {size / 1e6:.3g} MB beyond the plan"
+    )
 
 
 def _batch_notes(world: World) -> list[str]:

@@ -51,6 +51,13 @@ def clip_and_noise(
     return clip_rows(x, limit, 1 if mechanism == "laplace" else 2) + noise.reshape(x.shape).to(x.dtype)
 
 
+def signal_to_noise_db(mechanism: str, epsilon: float, delta: float, size: int) -> float:
+    """At most how strong a clipped row of `size` numbers is against its noise in `clip_and_noise`, in decibels."""
+    per_limit = 2.0 / epsilon if mechanism == "laplace" else 2.0 / gaussian_ratio(epsilon, delta)
+    variance = per_limit**2 * (2.0 if mechanism == "laplace" else 1.0)
+    return -10.0 * math.log10(size * variance)
+
+
 def _normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
 
