@@ -22,7 +22,7 @@ from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
-from pmsfl.privacy.mechanisms import clip_rows, gaussian
+from pmsfl.privacy.mechanisms import noised_mean
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,9 @@ class Bottoms:
 
     def _private(self, gradients: Tensor) -> Tensor:
         """The noised mean [K, P] of the samples' clipped gradients [K·B, P] (what comes down has the 1/B in it)."""
-        r = self.world.recipe
-        own = clip_rows(gradients * r.batch, r.score_gradient_clip, 2)
-        noise = gaussian(fold(self._keys(Stream.NOISE), 2), own.shape[1])  # 0 and 1 are the smashed data's
-        total = own.reshape(-1, r.batch, own.shape[1]).sum(1)
-        return (total + r.score_gradient_noise * r.score_gradient_clip * noise.to(total.dtype)) / r.batch
+        r, keys = self.world.recipe, fold(self._keys(Stream.NOISE), 2)  # 0 and 1 are the smashed data's
+        own = (gradients * r.batch).reshape(-1, r.batch, gradients.shape[1])
+        return noised_mean(own, r.score_gradient_clip, r.score_gradient_noise, keys)
 
     def answer(self, features: Tensor, places: list[int] | None) -> tuple[Tensor, Tensor]:
         """The U-shape's middle: the head and the loss are here.

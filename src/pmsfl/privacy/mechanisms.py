@@ -51,6 +51,13 @@ def clip_and_noise(
     return clip_rows(x, limit, 1 if mechanism == "laplace" else 2) + noise.reshape(x.shape).to(x.dtype)
 
 
+def noised_mean(x: Tensor, limit: float, noise: float, keys: Tensor) -> Tensor:
+    """The mean over n of rows x [A, n, m], each clipped to `limit` in L2, with noise·limit on their sum: [A, m]."""
+    a, n, m = x.shape
+    total = clip_rows(x.reshape(a * n, m), limit, 2).reshape(a, n, m).sum(1)
+    return (total + noise * limit * gaussian(keys, m).to(total.dtype)) / n
+
+
 def signal_to_noise_db(mechanism: str, epsilon: float, delta: float, size: int) -> float:
     """At most how strong a clipped row of `size` numbers is against its noise in `clip_and_noise`, in decibels."""
     per_limit = 2.0 / epsilon if mechanism == "laplace" else 2.0 / gaussian_ratio(epsilon, delta)
