@@ -9,6 +9,7 @@ from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
 from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
+from pmsfl.report import privacy as promises
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
 
@@ -147,6 +148,17 @@ def predict(
     using.predict(path, file, client, out, as_json)
 
 
+def privacy(
+    recipe: Annotated[str, Arg("A recipe's name, a TOML file, or a run's directory.", metavar="RECIPE|RUN")] = "demo",
+    *,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    rounds: Annotated[int | None, Arg("After so many rounds, instead of the recipe's.", metavar="N")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Say what is guaranteed for each channel to the server: the ε of a recipe, or the ε that a run has spent."""
+    promises.show(recipe, changes or [], rounds, as_json)
+
+
 def bench_step(
     recipe: Annotated[str | None, MEASURED] = None,
     *,
@@ -205,5 +217,6 @@ COMMANDS: dict[str, Command | Group] = {
     "check-model": check_model,
     "export": export,
     "predict": predict,
+    "privacy": privacy,
     "bench": Group("Measure speed: a step, a round, a growing cohort.", BENCH),
 }

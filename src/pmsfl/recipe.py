@@ -190,6 +190,27 @@ class Recipe:
     dp_delta: float = knob(1e-5, "δ of the Gaussian mechanism", "dp", low=1e-15, high=0.1)
     dp_clip_smashed: float = knob(10.0, "norm a sample's smashed data is clipped to (sound)", "dp", low=1e-9)
     dp_clip_update: float = knob(1.0, "norm an update is clipped to (sound)", "dp", low=1e-9)
+    # --- differential privacy of the other methods; `pmsfl privacy` says what it comes to
+    dp_smashed: str = knob(
+        "off",
+        "clip and noise each sample's smashed data (dp_epsilon_smashed, dp_clip_smashed, dp_delta)",
+        "dp",
+        choices=("off", "gaussian", "laplace"),
+    )
+    score_clip: float = knob(0.0, "L2 norm of a client's change of scores before masks go up; 0: off", "dp", low=0.0)
+    score_gradient_noise: float = knob(
+        0.0, "noise on the sum of per-sample score gradients, in units of score_gradient_clip; 0: off", "dp", low=0.0
+    )
+    score_gradient_clip: float = knob(1.0, "L2 norm each sample's score gradient is clipped to", "dp", low=1e-9)
+    theta_noise: float = knob(
+        0.0, "deviation of Gaussian noise on θ before masks are drawn from it; 0: off", "dp", low=0.0
+    )
+    dp_amplification: str = knob(
+        "none",
+        "amplification by sampling in the accounting; poisson needs Poisson batches, which no schedule here draws",
+        "dp",
+        choices=("none", "poisson"),
+    )
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
     score_schedule: str = knob("constant", "of lr_score", "optimisers", choices=("constant", "cosine"))

@@ -12,13 +12,16 @@ from typing import Any, Protocol
 
 from pmsfl.data.federation import Federation
 from pmsfl.engine.bank import Bank
+from pmsfl.engine.channels import guaranteed
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
 from pmsfl.engine.distributed import DistributedExecutor, check_shareable
 from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluates_after
+from pmsfl.engine.health import warnings
 from pmsfl.engine.metrics import RoundMetrics, check_finite
 from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
+from pmsfl.engine.spending import Spending
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
@@ -29,8 +32,6 @@ from pmsfl.rundir import RUNS, RunDirectory, differences, versions
 from pmsfl.tensorfile import TensorFileError, read_tensors
 from pmsfl.totals import Totals, metrics_line
 from pmsfl.wire.ledger import Ledger
-
-LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
 
 
 class Executor(Protocol):
@@ -215,7 +216,9 @@ class _Trainer:
             self.executor = EXECUTORS[executor](world, self.totals.ledger, listener.on_note)
         self.evaluator = Evaluator(world, self.totals.ledger, processes)
         self.saved = self.state.round
-        self.warned = False
+        self.warned: set[str] = set()
+        self.spending = Spending.of(world, self.state.round)
+        self.promised = guaranteed(world)
 
     def _restore(self) -> None:
         now = versions(self.world.device, self.world.federation.fingerprint())
@@ -285,12 +288,14 @@ class _Trainer:
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
+        spending = self.spending.after(self.world, self.world.plan(done - 1))
+        line |= self._exposure(spending, evaluation is not None)
         self.directory.append_metrics(line)
         # From here on the round counts. A line without its checkpoint is cut off when the run resumes.
-        self.totals, self.state = t, state
+        self.totals, self.state, self.spending = t, state, spending
         if done == self.recipe.rounds or done % self.recipe.checkpoint_every == 0:
             self._save()
-        self._warn(metrics)
+        self._warn(line)
         speed = metrics.samples / max(trained, 1e-9)
         self.listener.on_round(
             Progress(done, self.recipe.rounds, metrics, evaluation, t.ledger.total, t.seconds, speed)
@@ -308,14 +313,23 @@ class _Trainer:
         on_disk = {done for done, _ in self.directory.checkpoints()}
         self.kept = {r: rows for r, rows in (self.kept | {self.saved: self.state.bank}).items() if r in on_disk}
 
-    def _warn(self, metrics: RoundMetrics) -> None:
-        low = metrics.mask_entropy is not None and metrics.mask_entropy < LOW_ENTROPY
-        if low and not self.warned and self.world.method.samples_masks:
-            self.warned = True
-            self.listener.on_note(
-                f"round {metrics.round + 1}: mask entropy fell to {metrics.mask_entropy:.2f} bit; a mask that is "
-                "always the same hides nothing. Use aggregate=damped, a smaller lr_score or a larger clip"
-            )
+    def _exposure(self, spending: Spending, evaluated: bool) -> dict[str, Any]:
+        """How often records were seen so far and, with an evaluation, the ε that was spent."""
+        seen = spending.observations(self.world)
+        line: dict[str, Any] = {"observations": None if seen is None else {"mean": seen[0], "max": seen[1]}}
+        if evaluated and self.promised:
+            delta = self.recipe.dp_delta
+            spent = {c.name: {"epsilon": c.most(spending, delta), "unit": c.unit} for c in self.promised}
+            line["privacy"] = {"delta": delta, "channels": spent}
+        return line
+
+    def _warn(self, line: dict[str, Any]) -> None:
+        """What is wrong with the masks: a line for each kind of trouble, when it first shows."""
+        method = self.world.method
+        for kind, text in warnings(self.recipe, method.personalises, line).items():
+            if kind not in self.warned and method.trains == "scores":
+                self.warned.add(kind)
+                self.listener.on_note(f"round {line['round']}: {text}")
 
     def _recording(self) -> dict[str, Any] | None:
         """What compiling and capturing steps has cost in this process; None where they are played as they are."""
@@ -347,6 +361,9 @@ class _Trainer:
             "seconds_training": round(t.seconds_training, 3),
             "mask_entropy": final["mask_entropy"],
             "disagree": final["disagree"],
+            "at_clip": final["at_clip"],
+            "observations": final["observations"],
+            "privacy": final.get("privacy"),
             "client_flops": costs.flops_per_round,
             "client_memory": costs.memory_bytes,
             "bytes": t.ledger.as_dict(),

@@ -60,6 +60,7 @@ def metrics_line(m: RoundMetrics, sent: dict[str, int]) -> dict[str, Any]:
         "mask_entropy": m.mask_entropy,
         "entropy_per_layer": m.entropy_per_layer,
         "disagree": m.disagree,
+        "at_clip": m.at_clip,
         "failed": m.failed,
         "late": m.late,
         "personal": m.personal,

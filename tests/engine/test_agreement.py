@@ -73,6 +73,7 @@ def both(world: World, rounds: int = 3) -> tuple[State, State]:
             (a.mask_entropy, b.mask_entropy),
             (a.disagree, b.disagree),
             (a.personal, b.personal),
+            (a.at_clip, b.at_clip),
         ):
             assert mine == (None if other is None else pytest.approx(other, rel=1e-9))
     return fast, slow

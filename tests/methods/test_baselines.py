@@ -118,8 +118,8 @@ def test_sound_dp_prints_what_repeated_releases_add_up_to() -> None:
         method="splitfed-dp", dp_calibration="sound", norm="group", norms="local", dp_epsilon_smashed=1.0
     )
     lines = world.notes()
-    assert any(line.startswith("guarantee, smashed data: ε = 1 per release") for line in lines)
-    assert any(line.startswith("guarantee, updates: ε = 5 per upload") for line in lines)
+    assert any(line.startswith("guarantee, smashed data: gaussian noise, ε = 1 per release") for line in lines)
+    assert any(line.startswith("guarantee, weights: clip and gaussian noise, ε = 5 per upload") for line in lines)
 
 
 def test_less_epsilon_means_more_noise_in_the_papers_calibration() -> None:

@@ -18,10 +18,11 @@ from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
-from pmsfl.masks.bernoulli import entropy_bits, keep_mask
+from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
-from pmsfl.masks.random import Stream, uniform
+from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
+from pmsfl.privacy.mechanisms import noised_mean
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Finished:
     memories: list[Memory]
     entropy: Tensor | None  # [K, layers]: mean entropy of the masks each samples, in bits
     disagree: Tensor | None  # [K]: share of coordinates that crossed 0.5
+    at_clip: Tensor | None  # [K]: share of coordinates whose θ is at c or 1 − c
 
     def take(self, rows: list[int]) -> Finished:
         """Only some of the clients."""
@@ -46,6 +48,7 @@ class Finished:
             [self.memories[i] for i in rows],
             None if self.entropy is None else self.entropy[rows],
             None if self.disagree is None else self.disagree[rows],
+            None if self.at_clip is None else self.at_clip[rows],
         )
 
 
@@ -157,16 +160,23 @@ class Bottoms:
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
         x = w.inputs(self._batch, self._keys(Stream.AUGMENT))
-        self._masked = rows.trained.detach().requires_grad_(w.method.trains != "nothing")
+        trained = self._each_sample(rows.trained.detach()) if w.noises_gradients else rows.trained.detach()
+        self._masked = trained.requires_grad_(w.method.trains != "nothing")
         self._plain = rows.plain.detach().requires_grad_(self.view.trains)
         self._head_gradient: Tensor | None = None
         effective = w.method.effective(self._masked, self.frozen, self._uniform())
-        views = w.layout.bottom(effective, self._plain[:, : self.view.bottom], self.depth)
-        return views, x, self._keys(Stream.DROPOUT)
+        plain, dropout = self._plain[:, : self.view.bottom], self._keys(Stream.DROPOUT)
+        if w.noises_gradients:
+            samples = torch.arange(x.shape[1], device=x.device)
+            plain, dropout = self._each_sample(plain), fold(dropout.unsqueeze(1), samples).flatten()
+            x = x.flatten(0, 1).unsqueeze(1)
+        return w.layout.bottom(effective, plain, self.depth), x, dropout
 
     def arrive(self, out: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """What `forward` returns, from the last block's output [K, B, ...] and the exits' logits [K, d, B, classes]."""
         w = self.world
+        if w.noises_gradients:
+            out = out.reshape(*self._batch.shape, *out.shape[2:])
         with w.precision():
             self._smashed = w.method.smash(out, self._keys(Stream.NOISE))
         self._local_loss: Tensor | None = None
@@ -181,9 +191,22 @@ class Bottoms:
         w = self.world
         if not w.method.samples_masks:
             return None
-        if self.rows.round_draw is not None:
-            return self.rows.round_draw
-        return uniform(self._keys(Stream.FORWARD), self.rows.trained.shape[1], w.dtype)
+        drawn = self.rows.round_draw
+        if drawn is None:
+            drawn = uniform(self._keys(Stream.FORWARD), self.rows.trained.shape[1], w.dtype)
+        return self._each_sample(drawn) if w.noises_gradients else drawn
+
+    # --- one score gradient per sample: every sample is a client with a batch of one, and a row of scores of its own
+
+    def _each_sample(self, rows: Tensor) -> Tensor:
+        """[K, m] -> [K·B, m]."""
+        return rows.repeat_interleave(self.world.recipe.batch, 0)
+
+    def _private(self, gradients: Tensor) -> Tensor:
+        """The noised mean [K, P] of the samples' clipped gradients [K·B, P] (what comes down has the 1/B in it)."""
+        r, keys = self.world.recipe, fold(self._keys(Stream.NOISE), 2)  # 0 and 1 are the smashed data's
+        own = (gradients * r.batch).reshape(-1, r.batch, gradients.shape[1])
+        return noised_mean(own, r.score_gradient_clip, r.score_gradient_noise, keys)
 
     def answer(self, features: Tensor, places: list[int] | None) -> tuple[Tensor, Tensor]:
         """The U-shape's middle: the head and the loss are here.
@@ -238,6 +261,7 @@ class Bottoms:
         """One optimiser step, given the derivatives by `leaves`."""
         for leaf, grad in zip(self.leaves, gradients, strict=True):
             if leaf is self._masked:
+                grad = self._private(grad) if self.world.noises_gradients else grad
                 self.rows.masked_optimiser.step(self.rows.trained, grad, self.clock.lr_masked)
                 self.world.method.project(self.rows.trained)
             else:
@@ -273,13 +297,14 @@ class Bottoms:
             drawn = uniform(keys, trained.shape[1], w.dtype)
         noise_keys = w.keys.client(Stream.NOISE, self.rows.ids, self.round, -1)
         return Finished(
-            method.upload(method.protect_update(self.start, trained, noise_keys), drawn),
+            method.upload(method.protect_update(self.start, trained, ~grown, noise_keys), drawn),
             ~grown,
             grown & ~self.personal,
             self.rows.plain[:, self.view.shared_places],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
             None if after is None or not method.samples_masks else self._entropy(after),
             None if after is None or self.before is None else self._disagreement(self.before, after),
+            None if after is None or not method.samples_masks else share_at_clip(trained, w.recipe.clip),
         )
 
     def _participations(self, memory: Memory | None) -> int:

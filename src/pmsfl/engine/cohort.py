@@ -56,6 +56,9 @@ class CohortExecutor:
         if r.schedule == "sequential":
             note("steps run without a recording: schedule = 'sequential' draws the order of its server steps anew")
             return None
+        if w.noises_gradients:
+            note("steps run without a recording: every sample has a score gradient of its own (score_gradient_noise)")
+            return None
         return Recorder(w, self._union_step, note, inductor if r.capture == "auto" and self.vectorised else None)
 
     def round(self, state: State) -> tuple[State, RoundMetrics]:

@@ -133,6 +133,7 @@ class DistributedExecutor(CohortExecutor):
             self._memories(own.memories[: len(mine)], depth, len(places)),
             None if own.entropy is None else spread(own.entropy),
             None if own.disagree is None else spread(own.disagree),
+            None if own.at_clip is None else spread(own.at_clip),
         )
 
     def _spread(self, own: Tensor, mine: list[int], clients: int) -> Tensor:

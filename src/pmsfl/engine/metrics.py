@@ -29,6 +29,7 @@ class RoundMetrics:
     personal: float  # mean share of coordinates that are personal, over the round's clients
     failed: int = 0  # clients that never answered
     late: int = 0  # clients whose upload was dropped
+    at_clip: float | None = None  # mean share of θ at c or 1 − c, over the round's clients
 
 
 def diverged(round_: int, what: str) -> PmsflError:
@@ -54,6 +55,7 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
     sizes: dict[str, int] = {}
     crossed: list[float] = []
     kept: list[float] = []
+    edge: list[float] = []
     for d in done:
         if d.entropy is not None and d.entropy.numel():
             for slot, column in zip(world.layout.masked, d.entropy.T.tolist(), strict=False):
@@ -61,6 +63,8 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
                 sizes[slot.name] = slot.size
         if d.disagree is not None:
             crossed += d.disagree.tolist()
+        if d.at_clip is not None:
+            edge += d.at_clip.tolist()
         kept += ((~d.contributes).sum(1).double() / max(d.contributes.shape[1], 1)).tolist()
     total = sum(sizes[n] * len(b) for n, b in bits.items())
     entropy = sum(sizes[n] * sum(b) for n, b in bits.items()) / total if total else None
@@ -74,4 +78,5 @@ def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundP
         sum(kept) / max(len(kept), 1),
         len(plan.failed),
         len(plan.clients) - sum(plan.on_time),
+        sum(edge) / len(edge) if edge else None,
     )

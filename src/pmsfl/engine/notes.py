@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pmsfl.engine.plan import local_steps
-from pmsfl.methods import Method
+from pmsfl.engine.channels import channels, guaranteed
+from pmsfl.engine.spending import Spending
 
 if TYPE_CHECKING:
     from pmsfl.engine.world import World
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def notes_of(world: World) -> list[str]:
     """All of them, in the order they are printed."""
-    return [*_depth_notes(world), *_label_notes(world), *_method_notes(world), *_batch_notes(world)]
+    return [*_depth_notes(world), *_label_notes(world), *_promise_notes(world), *_batch_notes(world)]
 
 
 def label_honesty(epsilon: float, classes: int) -> float:
@@ -37,16 +37,36 @@ def _label_notes(world: World) -> list[str]:
     return [f"labels: randomised response, ε = {r.label_epsilon:g} per label for the whole run ({honest:.1f} % true)"]
 
 
-def _method_notes(world: World) -> list[str]:
-    if type(world.method).notes is Method.notes:
-        return []  # planning every round only to say nothing would be a waste
-    times: dict[int, int] = {}
-    for t in range(world.recipe.rounds):
-        for c in world.plan(t).clients:
-            times[c] = times.get(c, 0) + 1
+def _promise_notes(world: World) -> list[str]:
+    """What a run with mechanisms of privacy may and may not promise at its end."""
+    if world.recipe.method == "splitfed-dp" and world.recipe.dp_calibration == "paper":
+        return [
+            "guarantee: none. Noise per coordinate at range/ε with batch norm is the paper's calibration; "
+            "dp_calibration=sound clips and accounts"
+        ]
+    promised = guaranteed(world)
+    if not promised:
+        return []
     r = world.recipe
-    per_round = {c: -(-local_steps(r, world.sizes[c]) * r.batch // int(world.sizes[c])) for c in times}
-    return world.method.notes(max(n * per_round[c] for c, n in times.items()), max(times.values()))
+    lines = [_rows_note(world)] if world.noises_gradients else []
+    spending = Spending.of(world, r.rounds)
+    for c in promised:
+        epsilon = c.most(spending, r.dp_delta)
+        lines.append(f"guarantee, {c.name}: {c.why}. After {r.rounds} rounds ε = {epsilon:.3g} (δ = {r.dp_delta:g})")
+    without = [c.name for c in channels(world) if c.events is None]
+    if without:
+        lines.append(f"no guarantee for {', '.join(without)}; see pmsfl privacy")
+    return lines
+
+
+def _rows_note(world: World) -> str:
+    """Scores, draws, weights, gradients and clipped gradients, a row each per sample."""
+    element = world.initial_shared.element_size()
+    rows = len(world.plan(0).clients) * world.recipe.batch
+    size = 5 * rows * world.masked_size(max(world.depths)) * element
+    return (
+        f"score_gradient_noise: every sample has scores of its own in a step, about {size / 1e6:.3g} MB beyond the plan"
+    )
 
 
 def _batch_notes(world: World) -> list[str]:

@@ -16,6 +16,7 @@ from pmsfl.data import load_federation
 from pmsfl.data.federation import Federation
 from pmsfl.engine.augment import augment
 from pmsfl.engine.budget import depths_by_budget
+from pmsfl.engine.claims import check_claims
 from pmsfl.engine.memory import keep_freed_memory
 from pmsfl.engine.notes import label_honesty, notes_of
 from pmsfl.engine.plain import PlainView
@@ -62,6 +63,9 @@ class World:
         self.model.to(self.device, self.dtype)
         self.layout = self.model.layout
         self._check_fit()
+        # One clipped, noised score gradient per sample?
+        self.noises_gradients = recipe.score_gradient_noise > 0.0
+        check_claims(recipe, self.method, self.model)
         self.u_shape = recipe.labels == "u-shape"
         self.depths = self._assign_depths()
         self.mixed = len(set(self.depths)) > 1

@@ -53,3 +53,9 @@ def entropy_bits(theta: Tensor) -> Tensor:
     """Binary entropy of each θ in bits, 0 at 0 and 1; same shape."""
     nats: Tensor = torch.special.entr(theta) + torch.special.entr(1.0 - theta)
     return nats / math.log(2.0)
+
+
+def share_at_clip(scores: Tensor, clip: float) -> Tensor:
+    """The share of each row's scores [..., P] whose θ is at c or 1 − c: [...]. logit(c) may round to within 1e-5."""
+    edge = bound(clip) * (1.0 - 1e-5)
+    return (scores.abs() >= edge).sum(-1) / max(scores.shape[-1], 1)

@@ -7,6 +7,7 @@ and are pure: K clients, P masked coordinates. `trained` is what the optimiser m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
 from pmsfl.models.split import Slot
+from pmsfl.privacy.mechanisms import clip_and_noise
 from pmsfl.recipe import Recipe
 
 Trains = Literal["scores", "weights", "nothing"]
@@ -70,12 +72,21 @@ class Method:
 
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         """What leaves the client instead of `smashed` [A, B, ...]; differentiable. keys: [A]."""
-        return smashed
+        r = self.recipe
+        if r.dp_smashed == "off":
+            return smashed
+        flat, size = smashed.flatten(0, 1).flatten(1), math.prod(smashed.shape[1:])
+        return clip_and_noise(
+            flat, r.dp_smashed, r.dp_clip_smashed, r.dp_epsilon_smashed, r.dp_delta, keys, size
+        ).reshape(smashed.shape)
 
     # --- what it uploads, how the server merges it
 
-    def protect_update(self, start: Tensor, trained: Tensor, keys: Tensor) -> Tensor:
-        """What is uploaded instead of `trained` [K, P], which began the round as `start`. keys: [K]."""
+    def protect_update(self, start: Tensor, trained: Tensor, uploaded: Tensor, keys: Tensor) -> Tensor:
+        """What is uploaded instead of `trained` [K, P], which began the round as `start`.
+
+        uploaded: bool [K, P], the coordinates that go up. keys: [K].
+        """
         return trained
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
@@ -111,12 +122,6 @@ class Method:
     ) -> Tensor:
         """The personal set after this participation: bool [K, P_d], never smaller than `personal`."""
         return personal
-
-    # --- what a user should know
-
-    def notes(self, releases: int, uploads: int) -> list[str]:
-        """Lines about promises. releases, uploads: the most a sample's smashed data, a client's update, go out."""
-        return []
 
     # --- what masks there are
 

@@ -10,6 +10,7 @@ from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
 from pmsfl.masks.personal import grow, target_count
 from pmsfl.methods.base import Method, Trains, Uploads
 from pmsfl.models.split import Slot
+from pmsfl.privacy.mechanisms import clip_rows, gaussian
 
 
 class PMSFL(Method):
@@ -39,6 +40,16 @@ class PMSFL(Method):
     def project(self, trained: Tensor) -> None:
         limit = bound(self.recipe.clip)  # θ stays in [c, 1−c]: a fixed mask protects nothing and learns nothing
         trained.clamp_(-limit, limit)
+
+    def protect_update(self, start: Tensor, trained: Tensor, uploaded: Tensor, keys: Tensor) -> Tensor:
+        r = self.recipe
+        if r.score_clip > 0.0:
+            change = torch.where(uploaded, trained - start, torch.zeros_like(start))
+            trained = start + clip_rows(change, r.score_clip, 2)
+        if r.theta_noise > 0.0:  # Theorem 3b: the noise comes before the clip, which is then post-processing
+            noise = r.theta_noise * gaussian(keys, trained.shape[1])
+            trained = to_scores(torch.sigmoid(trained) + noise.to(trained.dtype), r.clip)
+        return trained
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         assert uniform is not None

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pmsfl.engine.health import warnings
 from pmsfl.errors import PmsflError
+from pmsfl.methods import make_method
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import (
     bar,
@@ -106,7 +108,9 @@ def show_run(path: Path) -> None:
         return say("no round is complete yet")
     last = metrics[-1]
     say()
-    pairs(f"round {last['round']} of {recipe.rounds}", _last_round(last))
+    pairs(f"round {last['round']} of {recipe.rounds}", [*_last_round(last), ("privacy", privacy_line(metrics))])
+    for text in troubles(recipe, last):
+        say(f"  warning: {text}")
     say()
     _show_evaluations(evaluations(metrics))
     if last["entropy_per_layer"]:
@@ -118,14 +122,40 @@ def show_run(path: Path) -> None:
     return say(f"use it with: pmsfl export {path}")
 
 
-def _last_round(line: dict[str, Any]) -> list[tuple[str, str]]:
+def _last_round(line: dict[str, Any]) -> list[tuple[str, str | None]]:
+    edge = line.get("at_clip")  # runs of earlier versions have neither
     return [
         ("loss", number(line["loss"], 4)),
         ("mask entropy", f"{number(line['mask_entropy'], 3)} bit"),
+        ("at the clip", None if edge is None else f"{percent(100.0 * edge)} of θ"),
         ("disagree", number(line["disagree"], 3)),
         ("personal", percent(100.0 * line["personal"])),
+        ("seen", observations_line(line)),
         ("time", human_seconds(line["seconds"])),
     ]
+
+
+def observations_line(line: dict[str, Any]) -> str | None:
+    """How often the server saw a record, None where that was not counted."""
+    seen = line.get("observations")
+    if not seen:
+        return None
+    return f"each record {number(seen['mean'], 1)} times under a fresh mask on average, {seen['max']} at most"
+
+
+def privacy_line(metrics: list[dict[str, Any]]) -> str | None:
+    """The ε spent at the newest evaluation, None where nothing is guaranteed."""
+    spent = next((line["privacy"] for line in reversed(metrics) if line.get("privacy")), None)
+    if spent is None:
+        return None
+    parts = [f"{name} ε = {c['epsilon']:.3g} per {c['unit']}" for name, c in spent["channels"].items()]
+    return f"{', '.join(parts)} (δ = {spent['delta']:g}); all channels: pmsfl privacy"
+
+
+def troubles(recipe: Recipe, line: dict[str, Any]) -> list[str]:
+    """What is wrong with the masks after a round."""
+    method = make_method(recipe)
+    return list(warnings(recipe, method.personalises, line).values()) if method.trains == "scores" else []
 
 
 def _show_evaluations(lines: list[dict[str, Any]]) -> None:

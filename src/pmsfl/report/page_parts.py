@@ -10,6 +10,7 @@ from typing import Any
 from pmsfl.engine.world import World
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import MISSING, human_bytes, human_seconds, number, percent
+from pmsfl.report.listing import observations_line, privacy_line, troubles
 from pmsfl.report.page_charts import Axis, Series, line_chart, stacked_rows
 from pmsfl.report.page_heat import Heat, heat_map
 from pmsfl.report.page_style import card, tiles
@@ -81,7 +82,15 @@ def headline(f: Facts) -> str:
         ("On the wire", human_bytes(f.sent.get("total", 0)), "both directions, all rounds"),
         ("Time", human_seconds(line.get("seconds")), f"for {plural(line['round'], 'round')}"),
     ]
-    return tiles(items)
+    return tiles(items) + "".join(f'<p class="soft">{escape(text)}</p>' for text in _exposure(f))
+
+
+def _exposure(f: Facts) -> list[str]:
+    """How often records were seen, what is wrong with the masks, and the ε spent: a line each, where there is one."""
+    seen, spent = observations_line(f.metrics[-1]), privacy_line(f.metrics)
+    lines = [f"Warning: {text}" for text in troubles(f.recipe, f.metrics[-1])]
+    lines += [f"The server saw {seen}."] if seen else []
+    return lines + ([f"Guaranteed: {spent}"] if spent else [])
 
 
 def plural(n: int, noun: str) -> str:

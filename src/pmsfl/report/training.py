@@ -31,7 +31,7 @@ from pmsfl.report.console import (
     shape,
     table,
 )
-from pmsfl.report.listing import aggregation, evaluations
+from pmsfl.report.listing import aggregation, evaluations, privacy_line
 from pmsfl.report.progress import Watcher, depth_line, memory_line
 from pmsfl.run import Run, train
 
@@ -125,6 +125,7 @@ def show_result(done: Run, stream: TextIO | None) -> None:
         ("global θ", f"{percent(result['accuracy_local_global'])}  (on the clients' own tests)"),
         ("mask entropy", None if entropy is None else f"{number(entropy, 3)} bit"),
         ("disagree", None if result["disagree"] is None else number(result["disagree"], 3)),
+        ("privacy", privacy_line(done.metrics)),
         ("time", human_seconds(result["seconds"])),
         ("directory", result["run"]),
     ]

@@ -1,0 +1,38 @@
+"""Are the masks still random, and do they learn? What to change where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pmsfl.recipe import Recipe
+
+LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
+HIGH_CLIP = 0.5  # share of θ at c or 1 − c: as many coordinates drift rather than learn
+FEW_CROSS = 1e-4  # share of coordinates that cross 0.5
+
+
+def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong after a round, by the metric that shows it. line: of metrics.jsonl; older ones lack some keys."""
+    found = {}
+    entropy, edge, crossed = line.get("mask_entropy"), line.get("at_clip"), line.get("disagree")
+    if entropy is not None and entropy < LOW_ENTROPY:
+        layers = line.get("entropy_per_layer") or {}
+        worst = min(layers, key=lambda name: layers[name]) if layers else ""
+        where = f" (lowest in {worst}: {layers[worst]:.2f})" if worst else ""
+        found["mask_entropy"] = (
+            f"mask entropy fell to {entropy:.2f} bit{where}; a mask that is always the same hides nothing. Use "
+            "aggregate=damped, a smaller lr_score or a larger clip"
+        )
+    if edge is not None and edge > HIGH_CLIP:
+        lower = "a smaller damping" if recipe.aggregate == "damped" else "aggregate=damped"
+        found["at_clip"] = (
+            f"{100.0 * edge:.0f} % of θ are at the clip ({recipe.clip:g} or {1.0 - recipe.clip:g}), where masks hardly "
+            f"change; use {lower}, more clients per round, a smaller lr_score or a larger clip"
+        )
+    if crossed is not None and crossed < FEW_CROSS and personalises and recipe.personal_ratio > 0.0:
+        found["disagree"] = (
+            f"the disagree group is empty: {100.0 * crossed:.2g} % of θ crossed 0.5, and |Δθ| alone decides what "
+            f"becomes personal; use a larger lr_score than {recipe.lr_score:g} (0.1 works)"
+        )
+    return found
