@@ -91,7 +91,11 @@ class Recipe:
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
     augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))
     # --- model
-    model: str = knob("small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model")
+    model: str = knob(
+        "small-cnn",
+        "small-cnn, resnet18, resnet18-halves, transformer, or package.module:function of your own",
+        "model",
+    )
     width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0, high=65536)
     stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
     frozen: str = knob(
@@ -119,6 +123,17 @@ class Recipe:
         choices=("holders", "all"),
     )
     compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
+    # --- stages at the cut
+    cut_channels: int = knob(0, "channels that cross the cut, by a masked 1×1 layer; 0: all", "cut", low=0, high=65536)
+    cut_pool: int = knob(1, "pixels pooled in both directions before they cross the cut", "cut", low=1, high=64)
+    cut_clip: float = knob(0.0, "most L2 norm of a sample's smashed data; 0: off", "cut", low=0.0)
+    guard: float = knob(
+        0.0, "weight of making a decoder fail that each client trains on its own smashed data; 0: off", "cut", low=0.0
+    )
+    guard_width: int = knob(32, "channels of that decoder", "cut", low=1, high=4096)
+    no_peek: float = knob(
+        0.0, "weight of the distance correlation of samples and smashed data (NoPeek); 0: off", "cut", low=0.0
+    )
     # --- a round
     participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
     cohort: int = knob(0, "K itself; 0: max(C·N, 1)", "round", low=0)

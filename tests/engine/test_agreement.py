@@ -54,6 +54,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lg-fedavg-weights": {"method": "lg-fedavg", "train": "weights", "depths": "4"},
     "depthfl-weights": {"method": "depthfl", "train": "weights", "depths": MIXED},
     "dp-sound": {"method": "splitfed-dp", "dp_calibration": "sound", "norm": "group", "norms": "local"},
+    "narrow-cut": {"cut_channels": 3, "cut_pool": 2, "cut_clip": 2.0},
+    "narrow-deepest": {"cut_channels": 2, "depths": "4", "method": "splitfed"},
+    "narrow-u-shape": {"cut_channels": 2, "labels": "u-shape"},
+    "guarded": {"cut_channels": 3, "guard": 0.5, "guard_width": 4, "norms": "frozen"},
+    "guarded-persistent": {"guard": 0.5, "guard_width": 4, "client_state": "persistent", "method": "splitfed"},
+    "no-peek": {"no_peek": 0.3, "depths": MIXED},
     "fedpm": {"frozen": "signed", "estimator": "paper", "aggregate": "beta", "score_init": "constant"},
 }
 

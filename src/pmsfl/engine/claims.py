@@ -62,6 +62,11 @@ def _check_gradients(recipe: Recipe, method: Method) -> None:
             f"{asked} with norms = {recipe.norms!r}: norms would learn from every record without noise, and scores "
             "from norms; use norms = 'frozen'"
         )
+    if recipe.guard or recipe.no_peek:
+        raise PmsflError(
+            f"{asked} with guard or no_peek: what they add to a client's loss depends on many records at once; leave "
+            "them out"
+        )
     if method.exits or recipe.labels == "u-shape":
         what = f"method = {recipe.method!r}" if method.exits else "labels = 'u-shape'"
         raise PmsflError(

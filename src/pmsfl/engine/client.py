@@ -22,6 +22,7 @@ from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
+from pmsfl.privacy.cut import clip_samples, distance_correlation, reconstruction_loss, reversed_gradient
 from pmsfl.privacy.mechanisms import noised_mean
 
 
@@ -170,7 +171,8 @@ class Bottoms:
             samples = torch.arange(x.shape[1], device=x.device)
             plain, dropout = self._each_sample(plain), fold(dropout.unsqueeze(1), samples).flatten()
             x = x.flatten(0, 1).unsqueeze(1)
-        return w.layout.bottom(effective, plain, self.depth), x, dropout
+        self._views, self._x = w.layout.bottom(effective, plain, self.depth), x
+        return self._views, x, dropout
 
     def arrive(self, out: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """What `forward` returns, from the last block's output [K, B, ...] and the exits' logits [K, d, B, classes]."""
@@ -178,11 +180,23 @@ class Bottoms:
         if w.noises_gradients:
             out = out.reshape(*self._batch.shape, *out.shape[2:])
         with w.precision():
-            self._smashed = w.method.smash(out, self._keys(Stream.NOISE))
-        self._local_loss: Tensor | None = None
-        if logits is not None:
-            self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
+            clipped = clip_samples(out, w.recipe.cut_clip) if w.recipe.cut_clip else out
+            self._smashed = w.method.smash(clipped, self._keys(Stream.NOISE))
+        self._local_loss = self._own_loss(logits)
         return self._smashed.detach(), w.public_y[self._batch]
+
+    def _own_loss(self, logits: Tensor | None) -> Tensor | None:
+        """What a client minimises beside the server's loss, summed over clients; None: nothing."""
+        w, r = self.world, self.world.recipe
+        losses = []
+        if logits is not None:
+            losses.append(exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype)))
+        if r.guard:
+            images = w.run_guards(self._views, reversed_gradient(self._smashed, r.guard), self.vectorised)
+            losses.append(reconstruction_loss(images.to(w.dtype), self._x))
+        if r.no_peek:
+            losses.append(r.no_peek * distance_correlation(self._x, self._smashed.to(w.dtype)).sum())
+        return sum(losses[1:], losses[0]) if losses else None
 
     def _keys(self, stream: Stream) -> Tensor:
         return self.world.keys.client(stream, self.rows.ids, self.clock.round, self.clock.step)

@@ -67,8 +67,9 @@ class PlainView:
         stays: list[bool] = []
         for s, kept in zip(slots, local, strict=True):
             index += range(s.offset, s.offset + s.size)
-            trained += [norms_train or s.is_classifier] * s.size
-            stays += [kept and (norms_train or s.is_classifier)] * s.size
+            trains = norms_train or s.is_classifier or s.is_guard
+            trained += [trains] * s.size
+            stays += [trains and (kept or s.is_guard)] * s.size
         flags = {"dtype": torch.bool, "device": world.device}
         return PlainView(
             torch.tensor(index, dtype=torch.int64, device=world.device),

@@ -283,6 +283,17 @@ class World:
             out = self.over_clients(one, (named, x, dropout_keys), vectorised)
         return out if self.method.exits else (out, None)
 
+    def run_guards(self, views: dict[str, Tensor], smashed: Tensor, vectorised: bool) -> Tensor:
+        """A clients' own decoders on their smashed data [A, B, ...]: images [A, B, ...]."""
+        mine = {n.removeprefix("guard."): v for n, v in views.items() if n.startswith("guard.")}
+
+        def one(views: dict[str, Tensor], q: Tensor) -> Any:
+            return functional_call(self.model.guard, views, (q,))
+
+        with self.precision():
+            images: Tensor = self.over_clients(one, (mine, smashed), vectorised)
+        return images
+
     def over_clients(self, function: Callable[..., Any], args: Sequence[object], vectorised: bool) -> Any:
         """function applied to each client's slice of the arguments, results stacked."""
         if vectorised:

@@ -132,4 +132,7 @@ def _trial_gradients(model: SplitModel, input_shape: tuple[int, ...], depth: int
 
 
 def _bottom(model: SplitModel, depth: int) -> dict[str, Tensor]:
-    return {n: p for n, p in model.named_parameters() if n.split(".")[0] == "blocks" and int(n.split(".")[1]) < depth}
+    """The parameters that a bottom's forward pass may use, by name."""
+    slots = (*model.layout.masked, *model.layout.plain)
+    mine = {s.name for s in slots if s.block < depth and not s.is_classifier and not s.is_guard}
+    return {n: p for n, p in model.named_parameters() if n in mine}
