@@ -24,22 +24,21 @@ from pmsfl.wire.codecs import QUANT_BITS, Codec, WireError, channel_axis, channe
 _SLACK = 1.0 + 2.0**-8
 
 
-def quantised_round_trip(tensor: Tensor, codec: Codec, stacked: bool = False, dither: Tensor | None = None) -> Tensor:
+def quantised_round_trip(tensor: Tensor, codec: Codec, stacked: bool = False) -> Tensor:
     """What the receiver would see, in the input's dtype. Nothing in it waits for the device.
 
     stacked: the first axis counts messages, each with scales of its own.
-    dither: uniforms in [0, 1) of the tensor's shape, to round stochastically; None rounds to the nearest code.
     """
-    codes, step, zero = _quantise(tensor, codec, stacked, dither)
+    codes, step, zero = _quantise(tensor, codec, stacked)
     return ((codes - zero) * step).to(tensor.dtype).contiguous()
 
 
-def encode_quantised(tensor: Tensor, codec: Codec, dither: Tensor | None = None) -> bytes:
+def encode_quantised(tensor: Tensor, codec: Codec) -> bytes:
     """One tensor as bytes."""
     bits = QUANT_BITS[codec]
     if not elements(tuple(tensor.shape)):
         return bytes(payload_bytes(tuple(tensor.shape), codec))
-    codes, step, zero = _quantise(tensor, codec, False, dither)
+    codes, step, zero = _quantise(tensor, codec, stacked=False)
     # What is not finite has a step that is not, which the receiver will see; its codes mean nothing.
     small = codes.nan_to_num(0.0, 0.0, 0.0).to(torch.uint8).cpu().numpy().reshape(-1)
     steps = step.to(torch.bfloat16).flatten().view(torch.int16).cpu().numpy().astype("<i2")
@@ -70,7 +69,7 @@ def decode_quantised(payload: bytes | memoryview, shape: Sequence[int], codec: C
     return values.sub_(zero).mul_(step)
 
 
-def _quantise(tensor: Tensor, codec: Codec, stacked: bool, dither: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _quantise(tensor: Tensor, codec: Codec, stacked: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes like the tensor, step and zero with one entry per message and channel (other axes 1), all floats."""
     if not tensor.is_floating_point():
         raise WireError(f"{codec.name} carries float tensors, got {tensor.dtype}")
@@ -82,8 +81,7 @@ def _quantise(tensor: Tensor, codec: Codec, stacked: bool, dither: Tensor | None
     step = ((high - low) * (_SLACK / top)).to(torch.float32).to(torch.bfloat16).to(values.dtype)
     divisor = torch.where(step > 0, step, torch.ones_like(step))
     zero = torch.floor(0.5 - low / divisor).clamp(0.0, top)
-    shift = 0.5 if dither is None else dither.to(values.dtype)
-    codes = (torch.floor(values / divisor + shift) + zero).clamp(0.0, top)
+    codes = (torch.floor(values / divisor + 0.5) + zero).clamp(0.0, top)
     return codes, step, zero
 
 

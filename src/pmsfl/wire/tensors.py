@@ -43,14 +43,14 @@ _LAYOUT: dict[Codec, str] = {
 }
 
 
-def encode_tensor(tensor: torch.Tensor, codec: Codec, dither: torch.Tensor | None = None) -> bytes:
+def encode_tensor(tensor: torch.Tensor, codec: Codec) -> bytes:
     """The tensor's values in C order, written with `codec`.
 
     Float codecs take float tensors, integer codecs integer (or bool) tensors whose values all fit;
-    anything else is a WireError. dither: see `round_trip`.
+    anything else is a WireError.
     """
     if codec in QUANT_BITS:
-        return encode_quantised(tensor, codec, dither)
+        return encode_quantised(tensor, codec)
     # Cast before the transfer: fewer bytes to copy, and the same rounding as `round_trip` on that device.
     values = _cast(tensor, codec)
     if codec == Codec.BF16:
@@ -82,17 +82,14 @@ def decode_tensor(
     return values if dtype is None else values.to(dtype)
 
 
-def round_trip(
-    tensor: torch.Tensor, codec: Codec, stacked: bool = False, dither: torch.Tensor | None = None
-) -> torch.Tensor:
+def round_trip(tensor: torch.Tensor, codec: Codec, stacked: bool = False) -> torch.Tensor:
     """What the receiver would see, cast back to the input's dtype, without making the bytes.
 
     Works on any device. The result is contiguous, shares no memory with the input and carries no autograd
     history, like a decoded tensor. stacked: the first axis counts messages, not rows of one.
-    dither: uniforms like the tensor, with which codecs of few bits round stochastically.
     """
     if codec in QUANT_BITS:
-        return quantised_round_trip(tensor, codec, stacked, dither)
+        return quantised_round_trip(tensor, codec, stacked)
     return _cast(tensor, codec).to(tensor.dtype)
 
 
