@@ -22,6 +22,7 @@ from pmsfl.wire.codecs import QUANT_BITS, Codec, WireError, channel_axis, channe
 
 # The step is rounded to bf16, up to 2^-8 of it; this much longer, it still spans the range.
 _SLACK = 1.0 + 2.0**-8
+_INFINITY = 0x7F80  # the bits of a bf16
 
 
 def quantised_round_trip(tensor: Tensor, codec: Codec, stacked: bool = False) -> Tensor:
@@ -54,7 +55,7 @@ def decode_quantised(payload: bytes | memoryview, shape: Sequence[int], codec: C
         raise WireError(f"payload has {len(payload)} bytes, {codec.name} of {tuple(shape)} takes {size}")
     steps = np.frombuffer(payload, dtype="<i2", count=groups)
     zeros = np.frombuffer(payload, dtype=np.uint8, count=groups, offset=2 * groups)
-    if bool(np.any(steps < 0)):
+    if bool(np.any((steps < 0) & ((steps & 0x7FFF) <= _INFINITY))):  # NaN may have a sign
         raise WireError(f"{codec.name}: a channel's step is negative")
     if groups and int(zeros.max()) >= 1 << bits:
         raise WireError(f"{codec.name}: a channel's zero is {int(zeros.max())}, codes end at {(1 << bits) - 1}")
