@@ -67,13 +67,11 @@ def test_bytes_are_the_same_everywhere() -> None:
     """Golden: a library, a machine or a release that codes otherwise could not talk to the others."""
     i = torch.arange(200)
     theta = ((i * 37) % 101) / 100
-    assert encode_bits(((i * 29) % 97) < theta * 97, theta).hex() == (
-        "01000057502a54792d2009872ee15f1bbd7fe0023023000000"
-    )
+    assert encode_bits(((i * 29) % 97) < theta * 97, theta).hex() == ("01000057502a54792d2009872ee15f1bbd7fe0023023")
     i = torch.arange(100_000)
     theta = ((i * 7919) % 10007) / 10006
     digest = hashlib.sha256(encode_bits(((i * 104729) % 99991) < theta * 99991, theta)).hexdigest()
-    assert digest == "e121e96f8d5d9b781fc3423d81cbc8257ae22bc589da50ec3629468d2a8d8e94"
+    assert digest == "443b5f5405a2f71c7f51cf256c8c9843e9980bc6da8e65891a4bd1f70f1a220b"
 
 
 def test_another_theta_is_noticed_or_gives_other_bits() -> None:
@@ -110,8 +108,7 @@ def test_only_flat_bool_tensors_like_theta_are_coded(bits: torch.Tensor, theta: 
         (bytes(27), "1 to 26 bytes, got 27"),
         (b"\x02\0\0\0\1", "unknown layout 2"),
         (b"\x00\0", "take 25 bytes"),
-        (b"\x01\0\0\1", "multiple of 4"),
-        (b"\x01\1\0\0\0\0\0\0\0", "end in a zero word"),
+        (b"\x01\1\0", "end in a zero byte"),
         (b"\x01" + b"\xff" * 24, "left over"),
     ],
 )

@@ -1,13 +1,14 @@
 """The entropy coder behind `mask_codec` and `theta_codec`: ANS from the library `constriction`.
 
-A stack of 32-bit words. Every model is made of whole numbers that both sides have, divided once, so the words are the
-same on every machine. Exactly one sequence of words decodes to given symbols and leaves the stack empty: nothing can
-be hidden in a payload, and nothing written twice in different ways.
+A stack of 32-bit words, little endian, without the zero bytes at its end. Every model is made of whole numbers that
+both sides have, divided once, so the words are the same on every machine. Exactly one sequence of words decodes to
+given symbols and leaves the stack empty: nothing can be hidden in a payload, or written in two ways.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def library(key: str = "an entropy codec") -> Any:
     return constriction
 
 
+@cache
 def bernoulli(ones: int, of: int) -> Any:
     """The model of a bit that is 1 with probability ones / of."""
     return library().stream.model.Bernoulli(ones / of, perfect=False)
@@ -51,17 +53,16 @@ def encode(symbols: Symbols, models: Sequence[Model]) -> bytes:
         coder.encode_reverse(symbols[end - count : end], model)
         end -= count
     words: bytes = coder.get_compressed().astype(_WORD, copy=False).tobytes()
-    return words
+    return words.rstrip(b"\0")
 
 
 def decode(words: bytes | memoryview, models: Sequence[Model]) -> Symbols:
     """The symbols that `encode` wrote; WireError unless these are its words and no others."""
-    if len(words) % _WORD.itemsize:
-        raise WireError(f"coded words take a multiple of {_WORD.itemsize} bytes, got {len(words)}")
+    if len(words) and words[-1] == 0:
+        raise WireError("coded words end in a zero byte, which no encoder writes")
+    padded = bytes(words) + bytes(-len(words) % _WORD.itemsize)
     # frombuffer refuses an empty buffer
-    stack = np.frombuffer(words, dtype=_WORD).astype(np.uint32) if len(words) else np.empty(0, dtype=np.uint32)
-    if len(stack) and stack[-1] == 0:
-        raise WireError("coded words end in a zero word, which no encoder writes")
+    stack = np.frombuffer(padded, dtype=_WORD).astype(np.uint32) if padded else np.empty(0, dtype=np.uint32)
     coder = library().stream.stack.AnsCoder(stack)
     parts = [coder.decode(model, count) for count, model in models]
     if not coder.is_empty():
