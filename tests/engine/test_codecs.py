@@ -77,6 +77,15 @@ def test_new_indices_count_among_what_is_still_shared() -> None:
     assert torch.equal(contributes, grown.contributes[0])
 
 
+def test_indices_travel_while_a_set_grows_and_never_again() -> None:
+    world = tiny_world(cohort=5, growth_steps=2, rounds=4)
+    state, sent = State.initial(world), []
+    for _ in range(4):
+        state, ledger, _ = play(world, rounds=1, state=state)
+        sent.append(ledger.messages_as_dict().get("personal.up", 0))
+    assert sent == [5, 5, 0, 0]
+
+
 def test_messages_in_another_codec_than_the_runs_are_refused() -> None:
     packed, coded = tiny_world(), tiny_world(**CODED)
     none = torch.zeros(packed.masked_size(2), dtype=torch.bool)

@@ -159,12 +159,11 @@ def measure_indices(done: Finished, repeats: int) -> dict[str, Any]:
     payloads = [encode_indices(i, n) for i, n in pairs]
     mask_bytes = sum(header_bytes(1) + (int(c.sum()) + 7) // 8 for c in done.contributes)
     size = sum(header_bytes(1) + len(p) for p in payloads)
-    share = number / space_size
-    entropy = -(np.log2(share) + (1 - share) / share * np.log2(1 - share)) if share < 1 else 0.0
+    entropy = sum(n * float(entropy_bits(torch.tensor(len(i) / max(n, 1), dtype=torch.float64))) for i, n in pairs)
     return {
         "indices": number,
         "bits_per_index": 8 * size / number,
-        "entropy_per_index": float(entropy),
+        "entropy_per_index": entropy / number,
         "of_packed_mask": size / mask_bytes,
         "mb_s_encode": _speed(lambda: [encode_indices(i, n) for i, n in pairs], space_size, repeats),
         "mb_s_decode": _speed(
