@@ -32,7 +32,8 @@ def tensors(draw: st.DrawFn, least: int = 1) -> torch.Tensor:
 def by_hand(values: list[float], bits: int) -> tuple[float, int, list[int]]:
     """Step, zero and codes of one channel, the slow and obvious way."""
     low, high, top = min(0.0, *values), max(0.0, *values), 2**bits - 1
-    step = float(torch.tensor((high - low) * (1 + 2**-8) / top, dtype=torch.float32).bfloat16())
+    mantissa, exponent = math.frexp(float(torch.tensor((high - low) / top, dtype=torch.float32)))
+    step = math.ldexp(math.ceil(mantissa * 256) / 256, exponent)  # up to eight significant bits
     if not step > 0:
         return 0.0, 0, [0] * len(values)
     zero = math.floor(0.5 - low / step)

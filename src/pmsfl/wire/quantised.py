@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pmsfl.wire.codecs import QUANT_BITS, Codec, WireError, channel_axis, channels, elements, payload_bytes
 
-# The step is rounded to bf16, up to 2^-8 of it; this much longer, it still spans the range.
-_SLACK = 1.0 + 2.0**-8
+_LOW_BITS = 0xFFFF  # of a float32: those that a bf16 has not
 _INFINITY = 0x7F80  # the bits of a bf16
 
 
@@ -79,11 +78,19 @@ def _quantise(tensor: Tensor, codec: Codec, stacked: bool) -> tuple[Tensor, Tens
     if values.dtype not in (torch.float32, torch.float64):
         values = values.float()
     low, high = _range(values, stacked)
-    step = ((high - low) * (_SLACK / top)).to(torch.float32).to(torch.bfloat16).to(values.dtype)
+    step = _rounded_up((high - low) / top).to(values.dtype)
     divisor = torch.where(step > 0, step, torch.ones_like(step))
     zero = torch.floor(0.5 - low / divisor).clamp(0.0, top)
     codes = (torch.floor(values / divisor + 0.5) + zero).clamp(0.0, top)
     return codes, step, zero
+
+
+def _rounded_up(step: Tensor) -> Tensor:
+    """The next bf16 as a float32, so that codes span the range. In whole numbers: a compiler that keeps bf16 in wider
+    registers between two operations would leave a cast out."""
+    exact = step.to(torch.float32)
+    whole = ((exact.view(torch.int32) + _LOW_BITS) & ~_LOW_BITS).view(torch.float32)
+    return torch.where(exact == exact, whole, exact)  # NaN could become a number
 
 
 def _range(values: Tensor, stacked: bool) -> tuple[Tensor, Tensor]:
