@@ -8,12 +8,14 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmsfl.deploy.secure import SecureClient, SecureError, SecureServer, Session
 from pmsfl.deploy.secure.lanes import pack, unpack
 from pmsfl.deploy.secure.session import HEAD_BYTES, Kind
+from pmsfl.masks.aggregate import Aggregator, Rule, merge, merge_sums
 
 Bits = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -92,6 +94,21 @@ def test_sums_are_exact_whoever_drops_out_and_when(data: st.DataObject) -> None:
         if stage == one.upload:
             came = left
     one.assert_sum_of(came)
+
+
+@pytest.mark.parametrize("rule", ["sampled", "damped", "beta"])
+def test_a_merge_of_secure_sums_is_the_merge_of_the_uploads(rule: Rule) -> None:
+    one = Sum(session_of(4, 200)).until("upload")
+    came = one.session.clients[:3]
+    one.upload(came)
+    one.answer(came)
+    sums, heads = (torch.from_numpy(part) for part in one.server.result())
+    previous, aggregator = torch.linspace(0.01, 0.99, 200, dtype=torch.float64), Aggregator(rule, min_contributors=2)
+    uploads = torch.from_numpy(np.stack([one.bits[c] for c in came])).double()
+    held = torch.from_numpy(np.stack([one.held[c] for c in came]))
+    plain, _ = merge(previous, uploads, held, aggregator)
+    secure, _ = merge_sums(previous, sums.double(), heads.double(), heads, aggregator)
+    assert torch.equal(secure, plain)
 
 
 @pytest.mark.parametrize("clients", [2, 3, 4, 7, 8, 15, 16])
