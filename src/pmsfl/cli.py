@@ -201,7 +201,21 @@ def bench_scale(
     benching.bench_scale(Setting.of(recipe, changes or [], device, repeats), clients, record, as_json)
 
 
-BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale}
+def bench_wire(
+    path: Annotated[
+        Path | None, Arg("A run's directory; without it the demo is trained for a few rounds.", metavar="RUN")
+    ] = None,
+    *,
+    device: Annotated[str, DEVICE] = "auto",
+    repeats: Annotated[int, REPEATS] = 5,
+    record: Annotated[Path | None, RECORD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Measure every codec on a run's own messages: bits per parameter, ratio to fp32, MB/s."""
+    benching.bench_wire(path, device, repeats, record, as_json)
+
+
+BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale, "wire": bench_wire}
 
 COMMANDS: dict[str, Command | Group] = {
     "run": run,
@@ -218,5 +232,5 @@ COMMANDS: dict[str, Command | Group] = {
     "export": export,
     "predict": predict,
     "privacy": privacy,
-    "bench": Group("Measure speed: a step, a round, a growing cohort.", BENCH),
+    "bench": Group("Measure speed: a step, a round, a growing cohort, the wire.", BENCH),
 }

@@ -266,9 +266,27 @@ class Recipe:
     # --- wire
     cut_codec: str = knob(
         "native",
-        "smashed data and gradients on the wire (native: the run's dtype)",
+        "smashed data on the wire (native: the run's dtype; int8, int4, int2: with a scale per channel)",
         "wire",
-        choices=("native", "fp32", "bf16", "fp16"),
+        choices=("native", "fp32", "bf16", "fp16", "int8", "int4", "int2"),
+    )
+    gradient_codec: str = knob(
+        "same",
+        "gradients at the cut on the wire (same: as cut_codec)",
+        "wire",
+        choices=("same", "native", "fp32", "bf16", "fp16", "int8", "int4", "int2"),
+    )
+    mask_codec: str = knob(
+        "packed",
+        "mask bits on the wire: one bit each, or coded against θ (needs the library constriction)",
+        "wire",
+        choices=("packed", "entropy"),
+    )
+    theta_codec: str = knob(
+        "native",
+        "θ on its way down: the run's dtype, a grid of 2^16 or 2^8 points, or coded (exact where θ has few values)",
+        "wire",
+        choices=("native", "u16", "u8", "entropy"),
     )
 
     def __post_init__(self) -> None:

@@ -60,6 +60,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "guarded": {"cut_channels": 3, "guard": 0.5, "guard_width": 4, "norms": "frozen"},
     "guarded-persistent": {"guard": 0.5, "guard_width": 4, "client_state": "persistent", "method": "splitfed"},
     "no-peek": {"no_peek": 0.3, "depths": MIXED},
+    "int8-cut": {"cut_codec": "int8"},
+    "int4-up-int8-down": {"cut_codec": "int4", "gradient_codec": "int8", "depths": MIXED},
+    "int2-u-shape": {"cut_codec": "int2", "gradient_codec": "int4", "labels": "u-shape"},
+    "masks-coded": {"mask_codec": "entropy"},
+    "masks-coded-mixed": {"mask_codec": "entropy", "theta_codec": "u8", "depths": MIXED},
+    "theta-coded": {"mask_codec": "entropy", "theta_codec": "entropy", "aggregate": "sampled"},
+    "theta-u16": {"theta_codec": "u16", "method": "splitfed-pm"},
+    "theta-coded-weights": {"theta_codec": "entropy", "method": "splitfed"},
+    "theta-coded-lg-fedavg": {"theta_codec": "entropy", "mask_codec": "entropy", "method": "lg-fedavg", "depths": "4"},
     "fedpm": {"frozen": "signed", "estimator": "paper", "aggregate": "beta", "score_init": "constant"},
 }
 

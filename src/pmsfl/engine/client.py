@@ -72,6 +72,7 @@ class Bottoms:
         self._furnish(world, depth, vectorised)
         self.clock, self.round, self.clients = clock, round_, clients
         self.layers = world.layout.layers(depth)
+        self.sent = shared
         self.memories = [bank.get(c) for c in clients]
         self.personal = world.kept_from_start(depth).repeat(len(clients), 1)
         trained = world.method.start(shared).repeat(len(clients), 1)

@@ -44,7 +44,7 @@ class ReferenceExecutor:
             self._step(server, clients, active, step)
             clock.step += 1
         done = {i: b.finish() for i, b in enumerate(clients) if plan.on_time[i]}
-        uploads = self._upload(state, plan, done)
+        uploads = self._upload(state, plan, done, {i: clients[i].sent for i in done})
         memories = {plan.clients[i]: d.memories[0] for i, d in done.items()}
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
@@ -107,16 +107,18 @@ class ReferenceExecutor:
             gradients[d] = torch.stack(answers)
         return gradients, losses
 
-    def _upload(self, state: State, plan: RoundPlan, done: dict[int, Finished]) -> Uploads:
+    def _upload(self, state: State, plan: RoundPlan, done: dict[int, Finished], received: dict[int, Tensor]) -> Uploads:
+        """received: what each client began with; the server knows it too, as it wrote the message."""
         w = self.world
         uploads = Uploads.empty(w, len(plan.clients))
         for i, finished in done.items():
             client, depth = plan.clients[i], plan.depths[i]
-            data = self.wire.write_finish(state.round, client, finished, 0)
+            data = self.wire.write_finish(state.round, client, finished, 0, received[i])
             count_encoded(self.ledger, Direction.UP, data)
             known = self._remembered(state.bank.get(client), depth)
             p, view = w.masked_size(depth), w.plain_view(depth)
-            values, contributes, plain, _ = self.wire.read_finish(data, depth, known)
+            sent = self.wire.start(w.sent(state.shared, depth), depth).shared
+            values, contributes, plain, _ = self.wire.read_finish(data, depth, known, sent)
             uploads.values[i, :p], uploads.contributes[i, :p] = values, contributes
             uploads.plain[i, view.sent] = plain
             uploads.plain_held[i, view.sent] = True

@@ -33,12 +33,22 @@ from pmsfl.models.norm import StaticBN
 from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
 from pmsfl.recipe import Recipe
+from pmsfl.wire import ans
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.tensors import label_codec
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 NATIVE = {"float32": Codec.FP32, "float64": Codec.FP64}
-CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16, "fp16": Codec.FP16}
+CODECS = {
+    "fp32": Codec.FP32,
+    "bf16": Codec.BF16,
+    "fp16": Codec.FP16,
+    "int8": Codec.QUANT8,
+    "int4": Codec.QUANT4,
+    "int2": Codec.QUANT2,
+}
+THETA_CODECS = {"u16": Codec.UNIT16, "u8": Codec.UNIT8, "entropy": Codec.CODED_UNIT}
+MASK_CODECS = {"packed": Codec.PACKED_BITS, "entropy": Codec.CODED_BITS}
 
 
 class World:
@@ -73,6 +83,14 @@ class World:
         self.shares_top = self.mixed or (recipe.masked_top and self.method.trains != "weights")
         self.codec = NATIVE[recipe.dtype]
         self.cut_codec = CODECS.get(recipe.cut_codec, self.codec)
+        self.gradient_codec = (
+            self.cut_codec if recipe.gradient_codec == "same" else CODECS.get(recipe.gradient_codec, self.codec)
+        )
+        self.theta_codec = THETA_CODECS.get(recipe.theta_codec, self.codec)
+        self.mask_codec = MASK_CODECS[recipe.mask_codec]
+        for key in ("mask_codec", "theta_codec"):
+            if getattr(recipe, key) == "entropy":
+                ans.library(f"{key} = 'entropy'")  # now, not at the end of the first round
         self.label_codec = label_codec(self.federation.classes)
         self._plain_views: dict[int, PlainView] = {}
         self._kept: dict[int, Tensor] = {}

@@ -56,7 +56,15 @@ def merge(
     """
     if weights is None:
         weights = torch.ones(uploads.shape[0], dtype=previous.dtype, device=previous.device)
-    total, share, heads = weighted_sums(uploads, contributes, weights.to(previous.dtype))
+    sums = weighted_sums(uploads, contributes, weights.to(previous.dtype))
+    return merge_sums(previous, *sums, aggregator, counts)
+
+
+def merge_sums(
+    previous: Tensor, total: Tensor, share: Tensor, heads: Tensor, aggregator: Aggregator, counts: Counts | None = None
+) -> tuple[Tensor, Counts | None]:
+    """`merge` for a server that never sees single uploads: from what `weighted_sums` (or a secure sum, where the share
+    is the head count) gives."""
     value = total / share.clamp_min(torch.finfo(previous.dtype).tiny)
     if aggregator.rule == "damped":
         value = previous + aggregator.damping * (value - previous)

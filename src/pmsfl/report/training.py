@@ -183,6 +183,7 @@ def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
         "clients": world.federation.clients,
         "device": world.device.type,
         "bytes": found.bytes_planned,
+        "bytes_bounded": found.bytes_bounded,
         "memory": found.memory_bytes,
         "memory_plan": {
             "device": found.memory.device,
@@ -230,6 +231,8 @@ def show_estimate(world: World, found: Estimate) -> None:
     table("a client, by depth of its cut", headers, rows)
     title = "planned bytes (without personal indices and evaluations)"
     table(title, ("message", "up", "down", "both"), byte_rows(found.bytes_planned))
+    if found.bytes_bounded:
+        say(f"about {' and '.join(found.bytes_bounded)}: entropy-coded, so what stands there is the most they can take")
 
 
 def _flops(value: float) -> str:

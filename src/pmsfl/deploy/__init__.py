@@ -1,0 +1,1 @@
+"""A federation over a real network."""
