@@ -113,5 +113,5 @@ def test_samples_that_are_no_numbers_and_files_that_are_no_arrays_are_refused(tm
     with pytest.raises(PmsflError, match="NaN"):
         complex_cube(np.full((2, 1, 32), np.nan, complex), SETTING)
     (tmp_path / "a_1.npy").write_bytes(b"not an array")
-    with pytest.raises(PmsflError, match="a_1.npy cannot be read"):
+    with pytest.raises(PmsflError, match=r"a_1\.npy cannot be read"):
         read_cube(tmp_path / "a_1.npy")

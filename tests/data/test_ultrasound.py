@@ -104,7 +104,7 @@ def test_wav_files_are_read_and_others_refused(tmp_path: Path) -> None:
     samples, rate = read_audio(path)
     assert (samples.tolist(), rate) == ([0, 1, 2, 3, 4], 44_100)
     path.write_bytes(b"mp3, really")
-    with pytest.raises(PmsflError, match="room_1.wav cannot be read as WAV"):
+    with pytest.raises(PmsflError, match=r"room_1\.wav cannot be read as WAV"):
         read_audio(path)
 
 

@@ -59,7 +59,8 @@ def complex_cube(cube: Array, setting: RadarSetting, origin: str = "the take") -
         )
     if not np.isfinite(cube).all():
         raise PmsflError(f"{origin} holds NaN or infinite values; every sample must be finite.")
-    return cube.astype(np.complex64)
+    # one order in memory, so that sums round alike whether the cube came from a file or not
+    return np.ascontiguousarray(cube, np.complex64)
 
 
 def range_profile(beat: Array) -> npt.NDArray[np.complex64]:

@@ -72,11 +72,11 @@ def _jog(b: Beat, p: Pose) -> None:
 
 
 def _jump(b: Beat, p: Pose) -> None:
-    up = b.reach * b.stroke(duty=0.45, offset=-0.35)
-    p.whole(z=0.15 * up)
-    p.trunk(z=-0.1 * b.stroke(duty=0.35))
+    up = b.reach * b.stroke(duty=0.5, offset=-0.4)
+    p.whole(z=0.12 * up)
+    p.trunk(z=-0.08 * b.stroke(duty=0.4))
     for side in ("r", "l"):
-        p.hand(side, x=0.12 * up, z=0.2 * up)
+        p.hand(side, x=0.08 * up, z=0.12 * up)
 
 
 def _squat(b: Beat, p: Pose) -> None:
@@ -151,7 +151,7 @@ def _pull(b: Beat, p: Pose) -> None:
 def _box(b: Beat, p: Pose) -> None:
     for side, offset, sign in (("r", 0.0, 1.0), ("l", 0.5, -1.0)):
         out = b.reach * b.stroke(0.42, 0.55, offset)
-        p.hand(side, x=0.08 + 0.28 * out, y=0.08 * sign, z=0.28)
+        p.hand(side, x=0.08 + 0.24 * out, y=0.08 * sign, z=0.28)
         p.move("chest", x=0.02 * out)
 
 
@@ -200,7 +200,7 @@ ACTIVITIES = (
     Activity("wave", 1.6, "one hand beside the head", _wave),
     Activity("push", 0.75, "both hands forward fast, back slowly", _push),
     Activity("pull", 0.75, "both hands forward slowly, back fast", _pull),
-    Activity("box", 1.1, "fists forward in turn", _box),
+    Activity("box", 1.0, "fists forward in turn", _box),
     Activity("clap", 1.9, "hands together before the chest", _clap),
     Activity("drink", 0.4, "one hand to the mouth, held, and down", _drink),
     Activity("sweep", 0.65, "bent, both hands from side to side with a broom", _sweep),

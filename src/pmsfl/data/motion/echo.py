@@ -14,8 +14,8 @@ from pmsfl.data.ultrasound import SPEED_OF_SOUND, UltrasoundSetting
 
 LIGHT = 299_792_458.0
 FULL_SCALE = 32767.0
-RADAR_NOISE = 0.15  # deviation of the converter's noise, where an echo of 1 at one metre has amplitude 1
-SOUND_NOISE = 0.3
+RADAR_NOISE = 0.2  # deviation of the converter's noise, where an echo of 1 at one metre has amplitude 1
+SOUND_NOISE = 0.4
 # The converter's full scale: the strongest clutter nearby stays below it.
 RADAR_RANGE = 40.0
 SOUND_RANGE = 120.0
@@ -41,8 +41,11 @@ def radar_cube(take: Take, length: float, setting: RadarSetting) -> npt.NDArray[
 def ultrasound_audio(take: Take, length: float, setting: UltrasoundSetting) -> npt.NDArray[np.int16]:
     """The microphone's samples of a take, 44.1 kHz: int16 [length · 44100]."""
     scene = scene_of(take, length, near=PHONE_DISTANCE)
-    slow = np.arange(-PAD, round(length * RATE / SLOW) + PAD) * SLOW / RATE
-    signal = on_carrier(echo_envelope(at_times(scene, slow), scene.echoes, setting.carrier_hz), setting.carrier_hz)
+    count = round(length * RATE)
+    slow = np.arange(-PAD, -(-count // SLOW) + PAD) * SLOW / RATE
+    signal = on_carrier(echo_envelope(at_times(scene, slow), scene.echoes, setting.carrier_hz), setting.carrier_hz)[
+        :count
+    ]
     seconds = np.arange(len(signal)) / RATE
     rng = take.rng(ECHO, _NOISE_KEY)
     signal += scene.noise * (SOUND_NOISE * rng.standard_normal(len(signal)) + _voices(rng, seconds))

@@ -23,6 +23,11 @@ def stream(seed: int, purpose: int, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *key])
 
 
+def _normal(rng: np.random.Generator, count: int) -> Floats:
+    """Standard normal draws [count] without the tails: nobody is five deviations from everybody else."""
+    return np.clip(rng.standard_normal(count), -2.0, 2.0)
+
+
 @dataclass(frozen=True)
 class Person:
     """What stays the same in everything a subject does. height in metres; the rest are factors around 1."""
@@ -39,15 +44,15 @@ class Person:
     def of(seed: int, subject: int, variance: float) -> Person:
         """The subject with this number."""
         rng = stream(seed, PERSON, subject)
-        normal = variance * rng.standard_normal(5)
+        normal = variance * _normal(rng, 5)
         return Person(
             height=float(np.clip(1.70 + 0.09 * normal[0], 1.40, 2.05)),
             pace=float(np.exp(0.14 * normal[1])),
             reach=float(np.exp(0.14 * normal[2])),
             left_handed=bool(rng.random() < min(0.2 * variance, 0.5)),
-            turned=0.25 * float(normal[3]),
+            turned=0.35 * float(normal[3]),
             restless=0.006 * float(np.exp(0.5 * normal[4])),
-            echo=REFLECTIVITY * np.exp(0.25 * variance * rng.standard_normal(len(REFLECTIVITY))),
+            echo=REFLECTIVITY * np.exp(0.25 * variance * _normal(rng, len(REFLECTIVITY))),
         )
 
 
@@ -65,13 +70,13 @@ class Habit:
     def of(seed: int, subject: int, activity: int, variance: float) -> Habit:
         """The habit of a subject in an activity."""
         rng = stream(seed, HABIT, subject, activity)
-        normal = variance * rng.standard_normal(4)
+        normal = variance * _normal(rng, 4)
         return Habit(
-            tempo=float(np.exp(0.16 * normal[0])),
+            tempo=float(np.exp(0.18 * normal[0])),
             reach=float(np.exp(0.16 * normal[1])),
-            skew=0.07 * float(normal[2]),
-            gains=np.exp(0.28 * variance * rng.standard_normal(len(PARTS))),
-            bearing=0.35 * float(normal[3]),
+            skew=0.09 * float(normal[2]),
+            gains=np.exp(0.28 * variance * _normal(rng, len(PARTS))),
+            bearing=0.4 * float(normal[3]),
         )
 
 
@@ -105,21 +110,21 @@ def perform(take: Take, seconds: Floats) -> tuple[Floats, Floats]:
     activity = ACTIVITIES[take.activity]
     rng = take.rng(TAKE)
     beat = _beat(rng, seconds, activity.tempo * person.pace * habit.tempo, person.pace * habit.tempo, habit.skew)
-    beat = _scaled(beat, person.reach * habit.reach * float(np.exp(0.09 * rng.standard_normal())))
+    beat = _scaled(beat, person.reach * habit.reach * float(np.exp(0.14 * _normal(rng, 1)[0])))
     pose = Pose(len(seconds))
     activity.write(beat, pose)
-    shift = pose.shift * (habit.gains * np.exp(0.1 * rng.standard_normal(len(PARTS))))[:, None, None]
+    shift = pose.shift * (habit.gains * np.exp(0.18 * _normal(rng, len(PARTS))))[:, None, None]
     if person.left_handed:
         shift = mirrored(shift)
-    shift = _rotated(shift, habit.bearing + 0.08 * rng.standard_normal())
+    shift = _rotated(shift, habit.bearing + 0.12 * rng.standard_normal())
     placed = (REST[:, None] + shift) * person.height + _restless(rng, seconds, person.restless)
-    facing = person.turned + 0.12 * rng.standard_normal()
+    facing = person.turned + 0.2 * rng.standard_normal()
     return points(_rotated(placed, facing)), person.echo
 
 
 def _beat(rng: np.random.Generator, seconds: Floats, tempo: float, pace: float, skew: float) -> Beat:
     """This take's time: nobody keeps a tempo exactly, and a take begins anywhere in a cycle."""
-    quick = float(np.exp(0.07 * rng.standard_normal()))
+    quick = float(np.exp(0.11 * _normal(rng, 1)[0]))
     wander = 0.05 * np.sin(2 * np.pi * (rng.uniform(0.15, 0.5) * seconds + rng.random())) * rng.standard_normal()
     phase = rng.random() + tempo * quick * seconds + wander
     onset = rng.uniform(0.2, 1.2)

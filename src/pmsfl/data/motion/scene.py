@@ -11,6 +11,8 @@ from pmsfl.data.motion.people import ECHO, ROOM, ROOMS, Take, perform, stream
 
 MOTION_HZ = 512.0  # at which trajectories are computed; splines between them are exact to far below a wavelength
 
+PASSING = 0.3  # share of the takes in which somebody passes behind
+
 
 @dataclass(frozen=True)
 class Room:
@@ -55,7 +57,7 @@ def room_of(seed: int, number: int, near: float) -> Room:
 
 
 def scene_of(take: Take, length: float, near: float = 1.0) -> Scene:
-    """The scene of one take of `length` seconds: body, its image in the wall, a fan, still clutter."""
+    """The scene of one take of `length` seconds: body, its image in the wall, a fan, a passer-by, still clutter."""
     # a margin on both sides, so that splines are never evaluated at their ends
     seconds = np.arange(-8, round(length * MOTION_HZ) + 9) / MOTION_HZ
     room = room_of(take.seed, take.room, near)
@@ -69,11 +71,20 @@ def scene_of(take: Take, length: float, near: float = 1.0) -> Scene:
     still = np.repeat(room.clutter_ranges[:, None], len(seconds), axis=1)
     blades = 0.12 * np.sin(2 * np.pi * (rng.uniform(1.6, 2.4) * seconds + rng.random()))
     fan = near * 3.5 + rng.uniform(-0.3, 0.3) + blades[None]
-    ranges = np.concatenate([direct, mirrored, fan, still])
+    passer, passer_echo = _passer_by(rng, seconds, near)
+    ranges = np.concatenate([direct, mirrored, fan, passer, still])
     flicker = np.exp(0.2 * rng.standard_normal(len(echo)))
-    fan_echo = np.array([room.fan])
-    echoes = np.concatenate([echo * flicker, room.wall_echo * echo * flicker, fan_echo, room.clutter_echoes])
+    others = np.array([room.fan, passer_echo])
+    echoes = np.concatenate([echo * flicker, room.wall_echo * echo * flicker, others, room.clutter_echoes])
     return Scene(seconds, ranges, echoes, room.noise)
+
+
+def _passer_by(rng: np.random.Generator, seconds: Floats, near: float) -> tuple[Floats, float]:
+    """Somebody else in the room, behind the subject, in some of the takes: (range over time [1, T], echo)."""
+    speed = rng.choice([-1.0, 1.0]) * rng.uniform(0.3, 0.9)
+    way = near * 4.2 + speed * (seconds - 1.5) + 0.02 * np.sin(2 * np.pi * 1.8 * seconds)
+    present = rng.random() < PASSING
+    return way[None], float(present) * rng.uniform(0.4, 1.0)
 
 
 def _distances(body: Floats, sensor: Floats) -> Floats:
