@@ -108,7 +108,8 @@ def test_windows_that_occur_twice_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["person", "window"])
 def test_a_file_without_persons_or_time_is_refused(tmp_path: Path, field: str) -> None:
-    path = radar_file(tmp_path / "r.npz", **{field: None})
+    without: dict[str, Any] = {field: None}
+    path = radar_file(tmp_path / "r.npz", **without)
     with pytest.raises(PmsflError, match=f"no field '{field}'"):
         load("radar", path, partition="owner", clients=0)
 
