@@ -33,7 +33,7 @@ def draw_maps(sets: Sequence[SensorSet], out: Path, classes: Sequence[str] = ())
     figure.supxlabel(
         f"{SECONDS:g} s to the right; Doppler up: towards the sensor above the middle ({label})", fontsize=8
     )
-    figure.savefig(out, dpi=110)
+    figure.savefig(out, dpi=90)
 
 
 def _draw_one(axes: Axes, made: SensorSet, person: str, name: str) -> None:
