@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,8 @@ def test_the_data_view_and_a_run_carry_the_label(simulated: Path, capsys: pytest
     few = [x for key in ("width=8", "rounds=1", "epochs=1", "batch=4", "eval_masks=1") for x in ("-c", key)]
     assert pmsfl("run", "sonichar", "-c", place, *few, "--out", out, "--device", "cpu") == 0
     assert "simulated: 2 subjects" in capsys.readouterr().err
-    assert any(b"simulated" in f.read_bytes() for f in out.iterdir() if f.is_file())
+    assert json.loads((out / "result.json").read_text())["data"] == "sonichar (simulated)"
+    assert "sonichar (simulated)" in (out / "report.html").read_text()
 
 
 def test_nothing_is_overwritten(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
