@@ -8,7 +8,8 @@ from typing import Annotated
 from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
-from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
+from pmsfl.data.simulate import Plan
+from pmsfl.report import catalogue, comparison, dataview, listing, models, sensing, sweeping, training, using
 from pmsfl.report import privacy as promises
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
@@ -27,6 +28,8 @@ DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No data files are needed.", metavar="RECIPE")
 REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
 RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
+SENSOR = Arg("mmhar (mmWave radar) or sonichar (ultrasound).", metavar="SENSOR", choices=("mmhar", "sonichar"))
+PICTURE = Arg("Draw example maps, too.", metavar="FILE.png")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
 
 
@@ -201,6 +204,32 @@ def bench_scale(
     benching.bench_scale(Setting.of(recipe, changes or [], device, repeats), clients, record, as_json)
 
 
+def simulate(
+    sensor: Annotated[str, SENSOR],
+    folder: Annotated[Path, Arg("Where SENSOR.npz goes.", metavar="DIR")] = Path("data"),
+    *,
+    subjects: Annotated[int, Arg("How many persons.", metavar="N")] = 10,
+    variance: Annotated[float, Arg("How much they differ: 0 not at all, 1 as people do.", metavar="X")] = 1.0,
+    seed: Annotated[int, Arg("Every draw derives from it.", metavar="N")] = 0,
+    keep_raw: Annotated[bool, Arg("Keep the raw signals in DIR/SENSOR-raw.")] = False,
+    jobs: Annotated[int, Arg("Processes; the set is the same for any number.", metavar="N")] = 1,
+    picture: Annotated[Path | None, PICTURE] = None,
+) -> None:
+    """Simulate a sensor set: moving bodies, their raw signals, the chain, one .npz."""
+    sensing.make_up(Plan(sensor, subjects, variance, seed), folder, keep_raw, jobs, picture)
+
+
+def prepare(
+    sensor: Annotated[str, SENSOR],
+    root: Annotated[Path, Arg("Recordings: SUBJECT/ACTIVITY/ROOM_TAKE.npy or .wav.", metavar="RAWDIR")],
+    out: Annotated[Path, Arg("The set to write.", metavar="OUT.npz")],
+    *,
+    picture: Annotated[Path | None, PICTURE] = None,
+) -> None:
+    """Put recordings of a radar or a phone through the chain into one .npz."""
+    sensing.from_recordings(sensor, root, out, picture)
+
+
 def bench_wire(
     path: Annotated[
         Path | None, Arg("A run's directory; without it the demo is trained for a few rounds.", metavar="RUN")
@@ -232,5 +261,7 @@ COMMANDS: dict[str, Command | Group] = {
     "export": export,
     "predict": predict,
     "privacy": privacy,
+    "simulate": simulate,
+    "prepare": prepare,
     "bench": Group("Measure speed: a step, a round, a growing cohort, the wire.", BENCH),
 }

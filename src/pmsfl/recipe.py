@@ -67,7 +67,10 @@ class Recipe:
     keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)
     # --- data
     data: str = knob(
-        "digits", "where samples come from", "data", choices=("digits", "cifar100", "cifar10", "leaf", "npz")
+        "digits",
+        "where samples come from",
+        "data",
+        choices=("digits", "cifar100", "cifar10", "leaf", "npz", "mmhar", "sonichar", "radar"),
     )
     data_path: str = knob("", "file or directory of that data (not needed for digits)", "data")
     partition: str = knob(
@@ -87,6 +90,7 @@ class Recipe:
         choices=("matched", "independent"),
     )
     test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.01, high=0.9)
+    test_gap: int = knob(0, "windows left out between training and test of a recording (radar)", "data", low=0)
     min_samples: int = knob(2, "least samples of a client, before its test rows are taken", "data", low=1)
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
     augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))

@@ -349,6 +349,7 @@ class _Trainer:
             "recording": self._recording(),
             "device": w.device.type,
             "seed": r.seed,
+            "data": w.federation.name,
             "clients": w.federation.clients,
             "rounds": r.rounds,
             "accuracy": t.last["accuracy"],

@@ -360,6 +360,7 @@ def federation_of(recipe: Recipe) -> Federation:
         min_samples=recipe.min_samples,
         max_samples=recipe.max_samples or None,
         seed=recipe.seed,
+        test_gap=recipe.test_gap,
     )
 
 
