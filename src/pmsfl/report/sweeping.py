@@ -47,7 +47,7 @@ def sweep(
     stream = sys.stderr if as_json else sys.stdout
     wanted = plan(recipe, methods, changes, seeds, out)
     say(f"{len(wanted.cells)} cells in {wanted.out}", stream)
-    with Display(wanted, stream) as display:
+    with Display(wanted.cells, stream) as display:
         outcome = play(wanted, display.watch(), executor, device, jobs)
     show(wanted, stream)
     if as_json:
@@ -110,9 +110,9 @@ def as_dict(done: Sweep, outcome: Outcome) -> dict[str, Any]:
 class Display:
     """A bar on a terminal, a line per cell elsewhere."""
 
-    def __init__(self, wanted: Sweep, stream: TextIO | None) -> None:
-        self.total, self.stream = len(wanted.cells), stream
-        self.place = {cell.name: i + 1 for i, cell in enumerate(wanted.cells)}
+    def __init__(self, cells: Sequence[Cell], stream: TextIO | None) -> None:
+        self.total, self.stream = len(cells), stream
+        self.place = {cell.name: i + 1 for i, cell in enumerate(cells)}
         self.began, self.ended, self.trained = time.perf_counter(), 0, 0
         self.active: dict[str, str] = {}  # cells under way: how far
         self.bar: Bar | None = None
