@@ -91,7 +91,8 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
         found.append((f"{row.label}: ours", *ours))
         if row.published:
             theirs = (None if "@" in v else published.accuracy(row.published, v) for v in SHORT)
-            found.append((f"{row.label}: **paper**", *("" if t is None else f"{t:.2f}" for t in theirs)))
+            what = "**paper**, other data" if row.remark else "**paper**"
+            found.append((f"{row.label}: {what}", *("" if t is None else f"{t:.2f}" for t in theirs)))
     return markdown(["", *SHORT.values()], found)
 
 

@@ -114,7 +114,8 @@ def budget(row: Row, groups: Sequence[Group]) -> str:
     """What every method of a row had, what the paper had, and on which machine and when the cells were played."""
     r = groups[0].recipe
     records = [record for g in groups for record in g.records]
-    who = f"{r.cohort} clients" if r.cohort else f"{100 * r.participation:g} % of the clients"
+    everybody = f"{int(records[0].result['clients'])} clients" if records else "the clients"
+    who = f"{r.cohort} of {everybody}" if r.cohort else f"{100 * r.participation:g} % of {everybody}"
     words = [f"{r.rounds} rounds, {who} in each, {r.epochs} epochs in batches of {r.batch}"]
     words.append(f"{r.model}{f' of width {r.width}' if r.width else ''}, depths {r.depths}")
     if row.published:
@@ -122,7 +123,7 @@ def budget(row: Row, groups: Sequence[Group]) -> str:
     if records:
         days = sorted({str(record.result["date"]) for record in records})
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        words += [f"{int(records[0].result['clients'])} clients", ", ".join(sorted({r.device for r in records})), when]
+        words += [", ".join(sorted({record.device for record in records})), when]
     return "; ".join(words) + "."
 
 
