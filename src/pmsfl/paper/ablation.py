@@ -66,15 +66,13 @@ def _differences(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
     drawn = [entry for entry in drawn if entry[1]]
     if not drawn:
         return None
-    most = max(len(points) for _, points, _ in drawn)
-    figure, axes = figures.panels(len(drawn), high=1.2 + 0.27 * most)
+    figure, axes = figures.panels(len(drawn), [len(points) for _, points, _ in drawn])
     for ax, (row, points, groups) in zip(axes, drawn, strict=True):
         for place, (_, mean, error) in enumerate(points):
             colour = "#009e73" if mean > 0 else "#c1272d"
             ax.errorbar([mean], [place], xerr=[error or 0.0], fmt="o", color=colour, capsize=3.0)
         ax.axvline(0.0, color="#555555", linewidth=1.0)
-        ax.set_yticks(range(len(points)), [label for label, _, _ in points])
-        ax.set_ylim(len(points) - 0.5, -0.5)
+        figures.name_lines(ax, [label for label, _, _ in points])
         ax.set(xlabel="accuracy minus PM-SFL's, points", title=f"{row.label}\n{groups[0].recipe.rounds} rounds")
     figure.suptitle("One part of PM-SFL changed (paired by seed, ± standard error)")
     return figure

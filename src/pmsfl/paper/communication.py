@@ -81,8 +81,7 @@ def _without_cut(sent: dict[str, float]) -> float:
 def _kinds(lines: list[tuple[Row, list[Group]]]) -> Figure:
     """Stacked bars of all but the cut."""
     done = [(row, [g for g in groups if g.records]) for row, groups in lines]
-    most = max(len(groups) for _, groups in done)
-    figure, axes = figures.panels(len(done), high=1.1 + 0.27 * most)
+    figure, axes = figures.panels(len(done), [len(groups) for _, groups in done])
     shares = [g.bytes_per_client_round() for _, groups in done for g in groups]
     kinds = sorted({k for s in shares for k in s if k != "total" and k.partition(".")[0] not in AT_THE_CUT})
     colours = dict(zip(kinds, figures.PALETTE * 3, strict=False))
@@ -100,8 +99,7 @@ def _stack(ax: Axes, groups: list[Group], colours: dict[str, str]) -> None:
         width = [g.bytes_per_client_round().get(kind, 0.0) / 1000.0 for g in groups]
         ax.barh(range(len(groups)), width, left=left, color=colour, height=0.7, label=kind.replace(".", " "))
         left = [a + b for a, b in zip(left, width, strict=True)]
-    ax.set_yticks(range(len(groups)), [table1.SHORT[g.variant.name] for g in groups])
-    ax.set_ylim(len(groups) - 0.5, -0.5)
+    figures.name_lines(ax, [table1.SHORT[g.variant.name] for g in groups])
 
 
 def _against_bytes(lines: list[tuple[Row, list[Group]]]) -> Figure:

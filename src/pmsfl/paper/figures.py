@@ -21,7 +21,7 @@ COLOURS = {
     "splitfed-pm": "#e69f00",
     "standalone": "#009e73",
     "lg-fedavg": "#8c5fbf",
-    "depthfl": "#8c5fbf",
+    "depthfl": "#d3579b",
     "frozen-mask": "#4d4d4d",
     "dense-frozen": "#8a8a8a",
     "threshold-mask": "#b5b5b5",
@@ -37,14 +37,16 @@ def style(variant: str) -> dict[str, Any]:
     return {"color": COLOURS.get(plain, "#4d4d4d"), "linestyle": DASHES.get(variant, "-")}
 
 
-def panels(count: int, wide: float = 5.2, high: float = 3.6, most: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure with that many panels, at most `most` beside each other."""
+def panels(count: int, entries: Sequence[int] = ()) -> tuple[Figure, list[Axes]]:
+    """A figure with that many panels in two or three columns. entries: lines of text in each, which set its height."""
     from matplotlib.figure import Figure
 
-    across = min(count, most)
+    across = count if count < 4 else 2 if count == 4 else 3
     down = math.ceil(count / across)
-    figure = Figure(figsize=(wide * across, high * down), layout="constrained")
-    axes = [figure.add_subplot(down, across, i + 1) for i in range(count)]
+    highs = [1.0 + 0.27 * max(entries[i * across : (i + 1) * across]) if entries else 3.4 for i in range(down)]
+    figure = Figure(figsize=(5.2 * max(across, 1.3), sum(highs) + 0.6), layout="constrained")
+    grid = figure.add_gridspec(down, across, height_ratios=highs)
+    axes = [figure.add_subplot(grid[i // across, i % across]) for i in range(count)]
     for ax in axes:
         ax.grid(color="#e4e4e4", linewidth=0.8)
         ax.set_axisbelow(True)
@@ -79,6 +81,12 @@ def band(ax: Axes, points: Sequence[tuple[float, float, float | None]], label: s
         low = [m - (e or 0.0) for _, m, e in points]
         high = [m + (e or 0.0) for _, m, e in points]
         ax.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0.0)
+
+
+def name_lines(ax: Axes, labels: Sequence[str]) -> None:
+    """One horizontal line per label, from the top down."""
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
 
 
 def legend_outside(figure: Figure, axes: Sequence[Axes], columns: int = 5) -> None:

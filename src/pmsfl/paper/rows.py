@@ -24,11 +24,17 @@ UNIPEN = Data(
     "UNIPEN's characters as 28x28 images: an .npz with x (uint8), y (0 to 61) and writer",
 )
 RADAR = Data(
-    (Place("radar_uwb_by_person.npz"),),
+    (Place("radar.npz"), Place("radar_uwb_by_person.npz")),
     "IR-UWB radar recordings (IURHA2023): an .npz with x, y, person and window",
 )
-MMHAR = Data((Place("mmhar.npz"),), "mmWave recordings, real or simulated: an .npz with x, y and person")
-SONICHAR = Data((Place("sonichar.npz"),), "ultrasound recordings, real or simulated: an .npz with x, y and person")
+MMHAR = Data(
+    (Place("mmhar.npz"),),
+    "it with `pmsfl simulate mmhar DIR`, or from recordings with `pmsfl prepare mmhar RAWDIR DIR/mmhar.npz`",
+)
+SONICHAR = Data(
+    (Place("sonichar.npz"),),
+    "it with `pmsfl simulate sonichar DIR`, or from recordings with `pmsfl prepare sonichar RAWDIR DIR/sonichar.npz`",
+)
 
 _CIFAR = {
     "full": ("rounds=300", "eval_every=25"),
@@ -53,7 +59,7 @@ _PERSONS = {
 }
 _DIGITS = {"quick": ("rounds=20", "eval_every=5", "eval_masks=1", "epochs=2")}
 _STAND_IN = "UNIPEN's 62 classes by writer stand in for FEMNIST: the paper's figures are of other data"
-_SIMULATED = "the paper's recordings are private: ours are simulated, so the figures are of other data"
+_SIMULATED = "the paper's recordings are private, ours are simulated: the paper's figures are of other data"
 
 demo = Row("demo", "demo", "digits by writer (embedded), same depths", _DIGITS)
 demo_depths = Row(

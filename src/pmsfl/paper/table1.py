@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pmsfl.paper import figures, published, rows
 from pmsfl.paper.outcome import Group, Outcome
@@ -63,9 +63,12 @@ SHORT = {
     "pm-sfl-uncompensated": "no compensation",
     "pm-sfl@paper": "preset paper",
     "frozen-mask": "frozen mask",
-    "dense-frozen": "no mask",
-    "threshold-mask": "threshold",
+    "dense-frozen": "frozen, no mask",
+    "threshold-mask": "threshold mask",
 }
+
+
+PAPERS_MARK: dict[str, Any] = {"facecolors": "none", "edgecolors": "#222222", "s": 36.0, "marker": "D", "zorder": 3}
 
 
 def write(outcome: Outcome) -> list[Path]:
@@ -98,11 +101,13 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
 
 def _accuracies(lines: list[tuple[Row, list[Group]]]) -> Figure:
     """A panel per federation: ours with its standard error, the paper's as diamonds."""
-    most = max(len(groups) for _, groups in lines)
-    figure, axes = figures.panels(len(lines), high=0.9 + 0.27 * most)
+    figure, axes = figures.panels(len(lines), [len(groups) for _, groups in lines])
     for ax, (row, groups) in zip(axes, lines, strict=True):
         _accuracy_panel(ax, row, groups)
-    figure.suptitle("Test accuracy, mean over clients, after the last round (± standard error over seeds)")
+    axes[0].errorbar([], [], xerr=[], fmt="o", color="#4d4d4d", capsize=3.0, label="ours ± standard error over seeds")
+    if any(row.published for row, _ in lines):
+        axes[0].scatter([], [], **PAPERS_MARK, label="paper, at its own budget")
+    figure.suptitle("Test accuracy after the last round, mean over clients")
     figures.legend_outside(figure, axes)
     return figure
 
@@ -112,16 +117,16 @@ def _accuracy_panel(ax: Axes, row: Row, groups: list[Group]) -> None:
         ours, theirs = g.summary("accuracy"), published.accuracy(row.published, g.variant.name)
         if ours is not None:
             look = {"color": figures.style(g.variant.name)["color"], "capsize": 3.0, "markersize": 6.0}
-            label = "ours" if g.variant.name == "pm-sfl" else None
-            ax.errorbar([ours.mean], [place], xerr=[ours.error or 0.0], fmt="o", label=label, **look)
+            ax.errorbar([ours.mean], [place], xerr=[ours.error or 0.0], fmt="o", **look)
         if theirs is not None and "@" not in g.variant.name:
-            look = {"facecolors": "none", "edgecolors": "#222222", "s": 36.0, "marker": "D", "zorder": 3}
-            label = "paper (its own budget)" if g.variant.name == "pm-sfl" else None
-            ax.scatter([theirs], [place], label=label, **look)
-    ax.set_yticks(range(len(groups)), [SHORT[g.variant.name] for g in groups])
-    ax.set_ylim(len(groups) - 0.5, -0.5)
+            ax.scatter([theirs], [place], **PAPERS_MARK)
+    figures.name_lines(ax, [SHORT[g.variant.name] for g in groups])
     ax.set_xlabel("accuracy, %")
-    ax.set_title(f"{row.label}\n{groups[0].recipe.rounds} rounds")
+    ax.set_title(f"{row.label}\n{groups[0].recipe.rounds} rounds{_other_data(row)}")
+
+
+def _other_data(row: Row) -> str:
+    return "; the paper's figures are of other data" if row.published and row.remark else ""
 
 
 def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
