@@ -67,7 +67,7 @@ def test_scales_shrink_and_name_themselves() -> None:
         assert (recipe.name, recipe.seed) == (name, 3)
         assert Path(recipe.data_path) == Path("there/cifar-100-python")
         rounds.append(recipe.rounds)
-    assert rounds == [300, 150, 6]
+    assert rounds == [300, 150, 10]
     assert "full" not in rows.demo.scales
 
 
