@@ -41,7 +41,7 @@ def test_a_table_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr()
     assert "cell 20 of 20  demo-depths-quick-threshold-mask-s0" in told.out
     for row in ("cifar100", "femnist", "unipen", "cifar100-depths"):
-        assert re.search(rf"left out: {row}: .* is not there; bring", told.err)
+        assert re.search(rf"left out: {row}: no .*; bring", told.err)
     assert len(methods(tmp_path)) == 20
     assert "demo-quick pm-sfl paper 0" in methods(tmp_path)
     text = (tmp_path / "table1.md").read_text(encoding="utf-8")
@@ -108,7 +108,9 @@ def test_interrupted_cells_go_on(
     # While another call is at it, this one leaves it alone.
     with RunDirectory(run).locked():
         assert play(tmp_path, *words) == 0
-    assert "another call is playing demo-quick-splitfed-s1" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "demo-quick-splitfed-s1  another process is at it" in told.out
+    assert "another call is playing demo-quick-splitfed-s1" in told.err
     assert methods(tmp_path) == ["demo-quick splitfed best 0"]
 
     assert play(tmp_path, *words) == 0

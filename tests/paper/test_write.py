@@ -43,7 +43,7 @@ def lines_of(file: Path, start: str) -> list[list[str]]:
 def test_table1_shows_the_paper_beside_ours(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert play("table1", out) == 0
     told = capsys.readouterr()
-    assert re.search(r"left out: cifar100: .*no-data.cifar-100-python is not there; bring .*cs.toronto.edu", told.err)
+    assert re.search(r"left out: cifar100: no cifar-100-python; bring .*cs.toronto.edu.*looked in .*no-data", told.err)
     assert "7 there already, 0 to play" in told.out
     page = out / "table1.md"
     # mean 61.5, deviation sqrt(13/4) = 1.8028, over sqrt(3): 1.0408
@@ -58,6 +58,8 @@ def test_table1_shows_the_paper_beside_ours(out: Path, capsys: pytest.CaptureFix
     assert "the paper: 1000 rounds, 3 seeds" in text
     assert "a GPU; 2026-01-02" in text
     assert "UNIPEN-62 by writer, same depths: **paper**, other data" in text
+    assert "- cifar100: no cifar-100-python; bring" in text
+    assert str(out) not in text
 
 
 def test_differences_are_paired_by_seed(out: Path) -> None:
@@ -158,7 +160,7 @@ def test_list_says_what_is_done_and_what_it_costs(out: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert re.search(r"cifar100/pm-sfl +3/4 +12\.5 +about 12\.5 s", text)
     assert re.search(r"cifar100/standalone +0/4 +about 50\.0 s", text)
-    assert re.search(r"unipen/standalone +0/4 +\S*no-data", text)
+    assert re.search(r"unipen/standalone +0/4 +unknown +no unipen62", text)
     assert "ablation: Ablations of PM-SFL" in text
     assert pmsfl("paper", "list", "--out", out, "--seeds", 0) == 2
 

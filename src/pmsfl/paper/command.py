@@ -71,12 +71,13 @@ def _matching(outcome: Outcome, options: Options) -> Sequence[Planned]:
 def _state(group: Group | None, groups: Sequence[Group], seeds: int) -> tuple[str, str, str]:
     """(seeds done of those wanted, seconds each cost, seconds the missing ones would)."""
     if group is None:
-        return f"0/{seeds}", "", ""
+        return f"0/{seeds}", "", "unknown"
     done = [r for r in group.records if r.seed < seeds]
     own = [s for r in group.records if (s := r.value("seconds")) is not None]
     alike = own or [s for g in groups for r in g.records if (s := r.value("seconds")) is not None]
     left = seeds - len(done)
-    estimate = f"about {human_seconds(left * mean(alike))}" if left and alike else ""
+    known = f"about {human_seconds(left * mean(alike))}" if alike else "unknown"
+    estimate = known if left else ""
     return f"{len(done)}/{seeds}", f"{mean(own):.1f}" if own else "", estimate
 
 

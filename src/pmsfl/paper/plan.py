@@ -137,13 +137,15 @@ def _whole(pattern: str) -> str:
 
 
 def unavailable(row: Row, data: Path) -> str | None:
-    """Why a row cannot be played here: a recipe that does not come with this version, or data that is not there."""
+    """Why a row cannot be played here: a recipe that does not come with this version, or data that is not there.
+
+    Names no folder of this machine: tables say it, too.
+    """
     if row.recipe not in shipped():
         return f"{row.name}: the recipe {row.recipe!r} does not come with this version of pmsfl"
     if row.data is None or row.data.find(data) is not None:
         return None
-    wanted = " or ".join(str(data / p.path) for p in row.data.places)
-    return f"{row.name}: {wanted} is not there; bring {row.data.bring}, or name its folder with --data"
+    return f"{row.name}: no {' or '.join(p.path for p in row.data.places)}; bring {row.data.bring}"
 
 
 def missing_rows(chosen: Sequence[Planned], data: Path) -> Iterator[tuple[str, str]]:

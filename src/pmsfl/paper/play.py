@@ -84,16 +84,18 @@ class _Call:
             name = f"{wanted}-{n}"
         return Cell(path.name, planned.row.recipe, overrides, recipe, path)
 
-    def ended(self, cell: Cell, error: str | None) -> None:
-        """Keep the log of a cell that is finished, and the table's CSV up to date."""
+    def ended(self, cell: Cell, error: str | None) -> bool:
+        """Keep the log of a cell that is finished, and the table's CSV up to date; False: another call is at it."""
         if error is None:
             shipped_path = Recipe.load(cell.source).data_path
             self.logs.publish(cell.path, self.table.home, cell.path.name, shipped_path)
             self.write(pages=False)
         elif _busy(cell.path):
             self.elsewhere.append(cell.name)
+            return False
         else:
             self.failed.append(cell.name)
+        return True
 
     def write(self, pages: bool = True) -> list[Path]:
         """The table's files from all logs there are; without pages only the CSV."""
@@ -136,8 +138,10 @@ def _play(call: _Call, missing: Sequence[Planned], stream: TextIO | None) -> Non
         watch = display.watch()
 
         def ended(cell: Cell, error: str | None) -> None:
-            call.ended(cell, error)
-            watch.on_end(cell, error, False)
+            if call.ended(cell, error):
+                watch.on_end(cell, error, False)
+            else:
+                display.pass_over(cell)
 
         play_cells(found, watch, ended, "cohort", o.device, o.jobs)
 
@@ -146,7 +150,7 @@ def _say_plan(call: _Call, missing: Sequence[Planned], stream: TextIO | None) ->
     o = call.options
     everything = cells(call.table, o.scale, o.seed_count, o.only)
     for line in call.skipped:
-        note(f"left out: {line}")
+        note(f"left out: {line} (looked in {o.data}; another folder: --data DIR)")
     there = sum(call.logs.has(c.recipe(o.data)) for c in everything if _has_recipe(c))
     say(
         f"{call.table.name}, scale {o.scale}: {len(everything)} cells, {there} there already, "

@@ -164,9 +164,10 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         *about,
         "",
         f"Made by `{command} --scale quick|half|full`; each scale is a section of its own. Accuracies in percent are "
-        "the mean over clients, each on its own tests, after the last round; ± is the standard error over seeds; "
-        "differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. An empty cell was "
-        f"not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
+        "the mean over clients, each on its own tests, after the last round; the global model is tested on all of "
+        "them, and says little for Standalone and LG-FedAvg, whose blocks are not shared. ± is the standard error "
+        "over seeds; differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. An "
+        f"empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
         "",
     ]
 
@@ -184,7 +185,7 @@ def sections(outcome: Outcome, baseline: str, top: dict[str, list[str]] | None =
     if not text:
         text = ["No cell has been run yet.", ""]
     if outcome.skipped:
-        text += ["Left out in the last call:", "", *(f"- {line}" for line in outcome.skipped), ""]
+        text += ["Rows that were left out in the last call:", "", *(f"- {line}" for line in outcome.skipped), ""]
     return text
 
 

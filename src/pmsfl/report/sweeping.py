@@ -148,14 +148,23 @@ class Display:
         result = cell.result or {}
         what = "failed" if error is not None else f"accuracy {percent(result.get('accuracy'))}"
         left = "there already" if skipped else f"{clock(self._left())} left"
-        line = f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}"
+        self._say(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}")
+        if error is not None:
+            note(f"{cell.name} failed: {error}")
+        self._draw(at_once=True)
+
+    def pass_over(self, cell: Cell) -> None:
+        """A cell that another process is training."""
+        self.active.pop(cell.name, None)
+        self.ended += 1
+        self._say(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  another process is at it")
+        self._draw(at_once=True)
+
+    def _say(self, line: str) -> None:
         if self.bar is not None:
             self.bar.console.print(line, soft_wrap=True)
         else:
             say(line, self.stream)
-        if error is not None:
-            note(f"{cell.name} failed: {error}")
-        self._draw(at_once=True)
 
     def listener(self, cell: Cell) -> Listener:
         """Rounds of a cell that is trained in this process."""
