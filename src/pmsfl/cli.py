@@ -8,8 +8,7 @@ from typing import Annotated
 from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
-from pmsfl.paper import command as papers
-from pmsfl.paper.play import Options
+from pmsfl.paper.cli import PAPER
 from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
@@ -28,12 +27,6 @@ DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No data files are needed.", metavar="RECIPE")
 REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
 RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
-SCALE = Arg("How much of it: quick is minutes on two CPU cores, full is our budget.", choices=("quick", "half", "full"))
-ONLY = Arg("Only these cells: row/method, globs allowed. May be given several times.", metavar="ROW/METHOD")
-SEEDS = Arg("Seeds 0 to N-1; 1, 2 and 3 at quick, half and full unless told.", metavar="N")
-DATASETS = Arg("Where the datasets lie.", name="data", metavar="DIR")
-PAPER_OUT = Arg("Where tables, figures, logs and runs go.", metavar="DIR")
-PAPER_JOBS = Arg("Cells at once, each a process with one CPU thread.", metavar="N")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
 
 
@@ -197,113 +190,7 @@ def bench_scale(
     benching.bench_scale(Setting.of(recipe, changes or [], device, repeats), clients, record, as_json)
 
 
-def paper_list(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-) -> None:
-    """List every table and its cells: which are done, what each cost or would cost."""
-    papers.show(Options(scale, seeds, tuple(only or ()), datasets, out))
-
-
-def paper_table1(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """Test accuracy of every method on every federation, beside the paper's."""
-    papers.play("table1", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
-def paper_convergence(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """Accuracy over rounds, from Table 1's logs; with --only, missing cells are played."""
-    papers.play("convergence", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
-def paper_communication(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """Bytes by kind and direction, from Table 1's logs; with --only, missing cells are played."""
-    papers.play("communication", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
-def paper_agreement(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """PM-SFL with an initial agreement of 0, 2, 10, 20 and 50 % of the rounds."""
-    papers.play("agreement", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
-def paper_ratio(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """PM-SFL with 0 to 90 % of the mask personal."""
-    papers.play("ratio", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
-def paper_ablation(
-    *,
-    scale: Annotated[str, SCALE] = "quick",
-    seeds: Annotated[int | None, SEEDS] = None,
-    only: Annotated[list[str] | None, ONLY] = None,
-    datasets: Annotated[Path, DATASETS] = Path("data"),
-    out: Annotated[Path, PAPER_OUT] = Path("papers/pm-sfl"),
-    jobs: Annotated[int, PAPER_JOBS] = 1,
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """PM-SFL with one part changed: personal set, compensation, aggregation, estimator, score learning rate."""
-    papers.play("ablation", Options(scale, seeds, tuple(only or ()), datasets, out, jobs, device))
-
-
 BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale}
-
-PAPER: dict[str, Command] = {
-    "list": paper_list,
-    "table1": paper_table1,
-    "convergence": paper_convergence,
-    "communication": paper_communication,
-    "agreement": paper_agreement,
-    "ratio": paper_ratio,
-    "ablation": paper_ablation,
-}
 
 COMMANDS: dict[str, Command | Group] = {
     "run": run,

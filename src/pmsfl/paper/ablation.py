@@ -84,4 +84,10 @@ def _points(groups: list[Group]) -> list[tuple[str, float, float | None]]:
     return [(label, d.mean, d.error) for label, d in found if d.mean is not None]
 
 
-TABLE = Table("ablation", "Ablations of PM-SFL", LINES, write)
+TABLE = Table(
+    "ablation",
+    "Ablations of PM-SFL",
+    "PM-SFL with one part changed: personal set, compensation, aggregation, estimator, score learning rate.",
+    LINES,
+    write,
+)

@@ -20,4 +20,10 @@ def write(outcome: Outcome) -> list[Path]:
 
 
 LINES = ((rows.demo, VARIANTS), (rows.femnist, VARIANTS), (rows.unipen, VARIANTS))
-TABLE = Table("agreement", "Initial agreement", LINES, write)
+TABLE = Table(
+    "agreement",
+    "Initial agreement",
+    "PM-SFL with an initial agreement of 0, 2, 10, 20 and 50 % of the rounds.",
+    LINES,
+    write,
+)

@@ -9,21 +9,21 @@ from pmsfl.engine.processes import launched
 from pmsfl.paper import play as playing
 from pmsfl.paper.logs import Logs
 from pmsfl.paper.outcome import Group, Outcome
-from pmsfl.paper.plan import Planned, cells, unavailable
+from pmsfl.paper.plan import Planned, Table, cells, unavailable
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
 from pmsfl.report.console import UsageError, human_seconds, note, say, table
 from pmsfl.report.interval import mean
 
 
-def play(name: str, options: Options) -> None:
+def play(wanted: Table, options: Options) -> None:
     """One table: what is missing is played, then it is written."""
     if options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: take at least 1")
     if launched() > 1:
         raise UsageError("a table plays each cell in one process; start it without torchrun, with --jobs for more")
     _check_seeds(options)
-    playing.play(TABLES[name], options, sys.stdout)
+    playing.play(wanted, options, sys.stdout)
 
 
 def show(options: Options) -> None:

@@ -129,4 +129,11 @@ def _cumulated(record: Record) -> dict[int, int]:
     return {int(line["round"]): total for line, total in zip(record.metrics, totals, strict=True)}
 
 
-TABLE = Table("communication", "Communication: where the bytes go", table1.LINES, write, borrows="table1")
+TABLE = Table(
+    "communication",
+    "Communication: where the bytes go",
+    "Bytes by kind and direction, from Table 1's logs; with --only, missing cells are played.",
+    table1.LINES,
+    write,
+    borrows="table1",
+)

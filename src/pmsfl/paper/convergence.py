@@ -73,4 +73,11 @@ def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
     return figure
 
 
-TABLE = Table("convergence", "Convergence: accuracy over rounds", table1.LINES, write, borrows="table1")
+TABLE = Table(
+    "convergence",
+    "Convergence: accuracy over rounds",
+    "Accuracy over rounds, from Table 1's logs; with --only, missing cells are played.",
+    table1.LINES,
+    write,
+    borrows="table1",
+)

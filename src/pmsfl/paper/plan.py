@@ -96,12 +96,13 @@ class Planned:
 class Table:
     """A table or figure of the evaluation.
 
-    lines: its rows, each with its variants. write: makes the files of it and returns them. borrows: the table whose
-    cells it shows; such a table plays what is missing only where --only asks for it.
+    about: what the command line says of it. lines: its rows, each with its variants. write: makes the files of it and
+    returns them. borrows: the table whose cells it shows; such a table plays what is missing only where --only asks.
     """
 
     name: str
     title: str
+    about: str
     lines: tuple[tuple[Row, tuple[Variant, ...]], ...]
     write: Callable[[Outcome], list[Path]]
     borrows: str = ""

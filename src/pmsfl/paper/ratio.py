@@ -27,4 +27,4 @@ LINES = tuple(
     for base in (rows.demo, rows.femnist, rows.unipen)
     for row in (base, rows.with_client_statistics(base))
 )
-TABLE = Table("ratio", "Personal ratio", LINES, write)
+TABLE = Table("ratio", "Personal ratio", "PM-SFL with 0 to 90 % of the mask personal.", LINES, write)

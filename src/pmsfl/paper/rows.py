@@ -55,7 +55,10 @@ _WRITERS = {
 _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
     "half": ("rounds=50", "eval_every=10"),
-    "quick": ("rounds=4", "eval_every=2", "eval_masks=1", "width=32", "epochs=1", "max_samples=60"),
+    "quick": (
+        *("rounds=8", "eval_every=4", "eval_masks=1", "width=32"),
+        *("epochs=2", "batch=16", "max_samples=60"),
+    ),
 }
 _DIGITS = {"quick": ("rounds=20", "eval_every=5", "eval_masks=1", "epochs=2")}
 _STAND_IN = "UNIPEN's 62 classes by writer stand in for FEMNIST: the paper's figures are of other data"

@@ -146,4 +146,10 @@ def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
     return figure
 
 
-TABLE = Table("table1", "Table 1: test accuracy", LINES, write)
+TABLE = Table(
+    "table1",
+    "Table 1: test accuracy",
+    "Test accuracy of every method on every federation, beside the paper's.",
+    LINES,
+    write,
+)
