@@ -9,6 +9,7 @@ from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
 from pmsfl.data.simulate import Plan
+from pmsfl.paper.cli import PAPER
 from pmsfl.report import catalogue, comparison, dataview, listing, models, sensing, sweeping, training, using
 from pmsfl.report import privacy as promises
 
@@ -264,4 +265,5 @@ COMMANDS: dict[str, Command | Group] = {
     "simulate": simulate,
     "prepare": prepare,
     "bench": Group("Measure speed: a step, a round, a growing cohort, the wire.", BENCH),
+    "paper": Group("The paper's tables and figures, and our controls beside them.", PAPER),
 }
