@@ -20,6 +20,7 @@ from pmsfl.engine.record import Recorder
 from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
+from pmsfl.engine.transcribe import RoundTape, Transcriber
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind
@@ -39,6 +40,8 @@ class CohortExecutor:
     """Plays a round on stacked clients."""
 
     name = "cohort"
+    transcriber: Transcriber | None = None  # keeps what crosses the wire, where somebody wants it
+    tape: RoundTape | None = None  # of the round under way
 
     def __init__(self, world: World, ledger: Ledger, note: Callable[[str], None] = lambda line: None) -> None:
         self.world, self.ledger = world, ledger
@@ -72,8 +75,11 @@ class CohortExecutor:
         groups = {d: self._bottoms(state, plan, clock, d, places) for d, places in plan.groups.items()}
         self._count_start(plan)
         self._count_steps(plan)
+        self.tape = None if self.transcriber is None else self.transcriber.of_round(plan)
+        if self.tape is not None:
+            self._tell_start(self.tape, state, plan)
         server = self._server(state, plan, clock)
-        if self.recorder is not None:
+        if self.recorder is not None and self.tape is None:
             self.recorder.move_in(server, groups)
         return Playing(plan, server, groups)
 
@@ -82,6 +88,8 @@ class CohortExecutor:
         plan, done = play.plan, self._finished(play)
         done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(plan, done)
+        if self.tape is not None:
+            self.tape.close()
         return play.server.finish(uploads, memories), collect(self.world, play.server, list(done.values()), plan)
 
     def _finished(self, play: Playing) -> dict[int, Finished]:
@@ -106,6 +114,10 @@ class CohortExecutor:
             self.vectorised,
         )
 
+    def _tell_start(self, tape: RoundTape, state: State, plan: RoundPlan) -> None:
+        for client, depth in zip(plan.clients, plan.depths, strict=True):
+            tape.start(client, self.world.sent(state.shared, depth), state.plain[self.world.plain_view(depth).sent])
+
     def _count_start(self, plan: RoundPlan) -> None:
         for depth, places in plan.groups.items():
             count(self.ledger, Direction.DOWN, self.wire.start_bytes(depth), len(places))
@@ -125,7 +137,7 @@ class CohortExecutor:
 
     def step(self, play: Playing, active: dict[int, int]) -> None:
         """One step of the active clients (the first of each depth) and of the server."""
-        if self.recorder is not None:
+        if self.recorder is not None and self.tape is None:
             self.recorder.step(active)
         else:
             self._union_step(play.server, {d: play.groups[d].first(a) for d, a in active.items()})
@@ -141,8 +153,13 @@ class CohortExecutor:
             return self._answer(groups, features, places, present)
 
         gradients = server.step(smashed, labels, answer if self.world.u_shape else None, present)
+        gradients = {d: self._over_wire(gradient) for d, gradient in gradients.items()}
+        if self.tape is not None:
+            for d, clients in groups.items():
+                for i in range(len(smashed[d])):
+                    self.tape.step(clients.clients[i], smashed[d][i], labels[d][i], gradients[d][i])
         for d, gradient in gradients.items():
-            groups[d].backward(self._over_wire(gradient))
+            groups[d].backward(gradient)
         server.clock.step += 1
 
     def _over_wire(self, t: Tensor) -> Tensor:
@@ -175,6 +192,8 @@ class CohortExecutor:
             for row, i in enumerate(on_time):
                 count(self.ledger, Direction.UP, self.wire.finish_bytes(d, row))
                 memories[plan.clients[i]] = d.memories[row]
+                if self.tape is not None:
+                    self.tape.upload(plan.clients[i], d.values[row], d.contributes[row], d.plain[row])
         return uploads, memories
 
     @staticmethod
