@@ -10,7 +10,7 @@ from pmsfl.privacy.attacks.decoder import Decode, DecodeFew, DecodeMany
 from pmsfl.privacy.attacks.expectation import OverMasks
 from pmsfl.privacy.attacks.floors import Grey, MeanImage
 from pmsfl.privacy.attacks.gradient import CosineMatching, DeepLeakage
-from pmsfl.privacy.attacks.joint import Joint
+from pmsfl.privacy.attacks.joint import Joint, JointFew
 from pmsfl.privacy.attacks.naive import ExpectedMask, GuessedMask, Inversion, OracleMask
 from pmsfl.recipe_files import nearest
 
@@ -24,6 +24,7 @@ ATTACKS: dict[str, type[Attack]] = {
         GuessedMask,
         OverMasks,
         Joint,
+        JointFew,
         SmashedAndUpdate,
         DeepLeakage,
         CosineMatching,

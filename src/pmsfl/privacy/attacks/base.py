@@ -24,7 +24,7 @@ class Budget:
 
 BUDGETS = {
     "full": Budget(),
-    "quick": Budget(steps=120, decoder_steps=300, decoder_batch=64, decoder_width=64, decoder_blocks=3),
+    "quick": Budget(steps=120, decoder_steps=200, decoder_batch=32, decoder_width=32, decoder_blocks=2),
 }
 
 

@@ -26,10 +26,8 @@ class SmashedAndUpdate(Attack):
     def run(self, view: Transcript, threat: ThreatModel) -> Tensor:
         theta = threat.surface.theta
         if theta is None:
-            groups = view.smashed.shape[0]
-            self._weights = threat.surface.weights.expand(groups, -1)
             start, leaves = start_images(view, threat), []
-            fit = smashed_distance(view, threat, self._weights)
+            fit = smashed_distance(view, threat, threat.surface.weights.expand(len(start), -1))
         else:
             start = over_masks(view, threat, max(1, int(WARM_UP * self.budget.steps)))
             fit, scores = fit_mask(view, threat, _updated(theta, view))
@@ -38,7 +36,7 @@ class SmashedAndUpdate(Attack):
         def weights(group: int) -> Tensor:
             if theta is None:
                 return threat.surface.weights
-            return threat.surface.weights * torch.sigmoid(scores[group * (len(scores) // len(start))])
+            return threat.surface.weights * torch.sigmoid(scores[group])
 
         def objective(x: Tensor, step: int) -> Tensor:
             loss = fit(x, step)

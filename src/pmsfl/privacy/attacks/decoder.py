@@ -87,10 +87,12 @@ class Trainer:
         axes = (0, *range(2, q.ndim)) if q.ndim == 4 else (0,)
         shift = q.mean(axes, keepdim=True)
         scale = q.std(axes, keepdim=True).clamp_min(1e-5)
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.threat.seed)
             decoder = Decoder(tuple(q.shape[1:]), self.threat.shape, b.decoder_width, b.decoder_blocks)
-        decoder.to(device, memory_format=torch.channels_last)
+        decoder.to(device)
+        if device.type == "cuda":
+            decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimiser = torch.optim.AdamW(decoder.parameters(), lr=PEAK_LR, weight_decay=1e-4)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_LR, total_steps=b.decoder_steps, pct_start=0.1)
         for _ in range(b.decoder_steps):
@@ -99,7 +101,7 @@ class Trainer:
                 found = decoder(((q - shift) / scale).float())
             loss = (found - x).abs().mean() + (1.0 - ssim(found, x).mean())
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
             optimiser.step()
             schedule.step()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pmsfl.privacy.attacks.base import Attack, first_look, flat_images
+from pmsfl.privacy.attacks.base import Attack, flat_images
 from pmsfl.privacy.attacks.invert import descend, distance, start_images
 from pmsfl.privacy.threat import ThreatModel, Transcript
 
 
-def over_masks(view: Transcript, threat: ThreatModel, steps: int) -> Tensor:
-    """Images [G, B, C, H, W]; with several observations of a mini-batch, of their mean."""
+def over_masks(view: Transcript, threat: ThreatModel, steps: int, looks: int = 1) -> Tensor:
+    """Images [G, B, C, H, W] that fit the mean of the first observations of each mini-batch."""
     surface, generator = threat.surface, threat.generator()
-    seen = first_look(view, surface.weights.dtype)
-    if view.together:
-        seen = view.smashed.to(seen.dtype).mean(2)
+    seen = view.smashed[:, :, :looks].to(surface.weights.dtype).mean(2)
 
     def objective(x: Tensor, step: int) -> Tensor:
         return distance(surface.bottom(x, surface.draw(len(x), generator)), seen)
