@@ -76,9 +76,7 @@ def test_halves_on_the_wire_are_kept_as_halves(tmp_path: Path) -> None:
 def test_the_first_client_alone_is_the_default(tmp_path: Path) -> None:
     recorded(tmp_path, CohortExecutor, record_clients="first", record_rounds="last")
     world = tiny_world()
-    assert [f.name for f in tmp_path.iterdir()] == [
-        f"round-000003-client-{world.plan(2).clients[0]:06d}.safetensors"
-    ]
+    assert [f.name for f in tmp_path.iterdir()] == [f"round-000003-client-{world.plan(2).clients[0]:06d}.safetensors"]
 
 
 def test_steps_past_the_limit_are_left_out_and_named(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_no_path_leads_from_an_attack_to_the_images(tmp_path: Path, kind: str) -
 def test_data_without_images_is_refused() -> None:
     with pytest.raises(MetricError, match="11x11"):
         check_attackable(tiny_world())
-    with pytest.raises(PmsflError, match="floats in 0..1"):
+    with pytest.raises(PmsflError, match="attacks are measured on uint8 images"):
         check_attackable(tiny_world(tiny_federation(shape=(1, 12, 12))))
 
 

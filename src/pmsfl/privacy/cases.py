@@ -18,7 +18,7 @@ from pmsfl.privacy.metrics import check_images
 from pmsfl.privacy.surface import Surface
 from pmsfl.privacy.threat import LocalStep, ThreatModel, Transcript
 
-MOST_PUBLIC = 20_000
+MOST_PUBLIC = 50_000
 LINKED = 32  # observations of one record that the server is taken to link, where there are as many
 
 

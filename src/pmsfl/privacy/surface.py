@@ -92,7 +92,7 @@ class Surface:
     def crossing(self, x: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
         """What crosses the wire [G, B, ...]: bottom, stages at the cut with fresh noise, the wire's rounding."""
         key = torch.randint(2**62, (len(x),), generator=generator, device=self.device)
-        context = torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+        context = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.half else nullcontext()
         with context:
             out = self.stages(self.bottom(x, weights), key)
         out = out.to(self.weights.dtype)
