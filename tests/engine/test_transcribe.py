@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,10 @@ KEPT = {
 }
 
 
-def recorded(folder: Path, kind: type[CohortExecutor] | type[ReferenceExecutor], **changes: object) -> State:
+def recorded(folder: Path, kind: type[CohortExecutor] | type[ReferenceExecutor], **changes: Any) -> State:
     """The state before the last round of three; the rounds of the recipe are recorded in `folder`."""
-    world = tiny_world(**({"record": True, "record_rounds": "1,3", "record_clients": "all"} | changes))
+    wanted: dict[str, Any] = {"record": True, "record_rounds": "1,3", "record_clients": "all"}
+    world = tiny_world(**(wanted | changes))
     executor = kind(world, Ledger())
     executor.transcriber = Transcriber(world, folder)
     state = before = State.initial(world)
@@ -105,7 +107,7 @@ def test_steps_past_the_limit_are_left_out_and_named(tmp_path: Path) -> None:
         ({"record_clients": "x"}, "first, all, or numbers"),
     ],
 )
-def test_what_there_is_not_is_refused(tmp_path: Path, change: dict[str, str], message: str) -> None:
+def test_what_there_is_not_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with pytest.raises(PmsflError, match=message):
         Transcriber(tiny_world(**change), tmp_path)
 

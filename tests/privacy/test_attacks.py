@@ -183,6 +183,13 @@ def test_attacks_that_lack_something_say_what() -> None:
     assert verdict.attacks[-1].why_not is not None  # those that were tried come first
 
 
+def test_a_server_that_cannot_link_averages_nothing(masked: Case) -> None:
+    threat = dataclasses.replace(masked.threat, linked=1)
+    for name in ("decoder-4", "decoder-32", "joint-4"):
+        assert ATTACKS[name](TOY).why_not(masked.view, masked.threat) is None
+        assert ATTACKS[name](TOY).why_not(masked.view, threat) is not None
+
+
 def test_without_public_images_no_decoder_can_be_trained() -> None:
     world = image_world(image_federation(clients=1), cohort=1)
     verdict = attacked(same_view(world, State.initial(world), 8), "decoder", Budget(1, 1, 8, 8, 1))

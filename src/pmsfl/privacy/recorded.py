@@ -91,6 +91,8 @@ def as_recorded(world: World, folder: Path, images: int, seed: int = 0) -> Case:
         surface,
         world.input_shape,
         local_step(world, record.round),
+        view.linked,
+        view.labels is not None,
         public_images(world, record.client, rows, seed + 2),
         augmentation(world.recipe.augment),
         None,

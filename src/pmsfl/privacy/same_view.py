@@ -48,6 +48,8 @@ def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
         known_surface(world, state, world.depths[client]),
         world.input_shape,
         local_step(world, state.round),
+        view.linked,
+        view.labels is not None,
         public_images(world, client, rows, seed + 2),
         None,
         weights if real.theta is not None else None,

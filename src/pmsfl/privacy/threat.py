@@ -85,6 +85,8 @@ class ThreatModel:
     surface: Surface  # architecture, frozen weights, θ and norms as it sent them, the stages at the cut
     shape: tuple[int, ...]  # [C, H, W]
     step: LocalStep
+    linked: int = 1  # observations of one record that it can tell to be of the same
+    labels: bool = True  # does it see them?
     public: Tensor | None = None  # [N, C, H, W]: images of the same kind, none of them a victim's
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None  # what clients do to images [n, C, H, W]
     true_weights: Tensor | None = None  # [G, P] of observation 0, mask included: only an oracle has them
@@ -116,6 +118,8 @@ class ThreatModel:
                 f"  masks          {mask}",
                 f"  local step     {self.step.optimiser}, learning rate {self.step.lr:g}",
                 f"  augmentation   {'the same kind, not its draws' if self.augment is not None else 'none is used'}",
+                f"  labels         {'seen' if self.labels else 'kept by the clients'}",
+                f"  linking        {self.linked} observations of a record",
                 f"  public images  {public}",
                 f"  true masks     {'told to the oracle' if self.true_weights is not None else 'unknown'}",
             )

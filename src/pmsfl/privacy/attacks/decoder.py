@@ -141,8 +141,8 @@ class Decode(Attack):
     looks = 1
 
     def why_not(self, view: Transcript, threat: ThreatModel) -> str | None:
-        if view.linked < self.looks:
-            return f"only {view.linked} observations of each image can be linked"
+        if (linked := min(view.linked, threat.linked)) < self.looks:
+            return f"only {linked} observations of each image can be linked"
         if self.looks > 1 and threat.surface.theta is None and not threat.surface.noisy:
             return "every observation is the same: there is nothing to average"
         return super().why_not(view, threat)

@@ -25,7 +25,7 @@ class Joint(Attack):
     looks = 1
 
     def why_not(self, view: Transcript, threat: ThreatModel) -> str | None:
-        if self.looks > 1 and not (view.together and view.linked >= self.looks):
+        if self.looks > 1 and not (view.together and min(view.linked, threat.linked) >= self.looks):
             return f"no mini-batch was seen whole {self.looks} times"
         return super().why_not(view, threat)
 
