@@ -10,7 +10,18 @@ from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
 from pmsfl.data.simulate import Plan
 from pmsfl.paper.cli import PAPER
-from pmsfl.report import catalogue, comparison, dataview, listing, models, sensing, sweeping, training, using
+from pmsfl.report import (
+    attacking,
+    catalogue,
+    comparison,
+    dataview,
+    listing,
+    models,
+    sensing,
+    sweeping,
+    training,
+    using,
+)
 from pmsfl.report import privacy as promises
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
@@ -163,6 +174,26 @@ def privacy(
     promises.show(recipe, changes or [], rounds, as_json)
 
 
+def attack(
+    path: Annotated[Path, RUN],
+    *,
+    attacks: Annotated[str, Arg("all, or names: joint,decoder.", metavar="NAMES")] = "all",
+    images: Annotated[int, Arg("How many images to reconstruct.", metavar="N")] = 16,
+    observations: Annotated[
+        str,
+        Arg(
+            "same-view: chosen images, an upper bound; as-recorded: what -c record=true kept.",
+            choices=("same-view", "as-recorded"),
+        ),
+    ] = "same-view",
+    budget: Annotated[str, Arg("How hard to try.", choices=("quick", "full"))] = "quick",
+    device: Annotated[str, DEVICE] = "auto",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Reconstruct a run's images as a curious server could: the suite's maximum, the floor, the unmasked value."""
+    attacking.attack(path, attacks, images, observations, budget, device, as_json)
+
+
 def bench_step(
     recipe: Annotated[str | None, MEASURED] = None,
     *,
@@ -261,6 +292,7 @@ COMMANDS: dict[str, Command | Group] = {
     "check-model": check_model,
     "export": export,
     "predict": predict,
+    "attack": attack,
     "privacy": privacy,
     "simulate": simulate,
     "prepare": prepare,

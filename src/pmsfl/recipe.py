@@ -292,6 +292,13 @@ class Recipe:
         "wire",
         choices=("native", "u16", "u8", "entropy"),
     )
+    # --- recording what crosses the wire, for `pmsfl attack`
+    record: bool = knob(False, "keep what crosses the wire in chosen rounds, for `pmsfl attack`", "record")
+    record_rounds: str = knob("last", "which rounds: last, all, or numbers from 1: 1,5,10", "record")
+    record_clients: str = knob(
+        "first", "whose messages: first (the round's client with most steps), all, or numbers: 3,7", "record"
+    )
+    record_mb: int = knob(1024, "most megabytes of all recordings; steps past it are left out", "record", low=1)
 
     def __post_init__(self) -> None:
         for f in fields(self):

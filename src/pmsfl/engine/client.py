@@ -22,7 +22,7 @@ from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
-from pmsfl.privacy.cut import clip_samples, distance_correlation, reconstruction_loss, reversed_gradient
+from pmsfl.privacy.cut import distance_correlation, reconstruction_loss, reversed_gradient
 from pmsfl.privacy.mechanisms import noised_mean
 
 
@@ -181,8 +181,7 @@ class Bottoms:
         if w.noises_gradients:
             out = out.reshape(*self._batch.shape, *out.shape[2:])
         with w.precision():
-            clipped = clip_samples(out, w.recipe.cut_clip) if w.recipe.cut_clip else out
-            self._smashed = w.method.smash(clipped, self._keys(Stream.NOISE))
+            self._smashed = w.leaving(out, self._keys(Stream.NOISE))
         self._local_loss = self._own_loss(logits)
         return self._smashed.detach(), w.public_y[self._batch]
 

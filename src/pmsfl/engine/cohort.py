@@ -21,6 +21,7 @@ from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.together import backward_together, forward_together
+from pmsfl.engine.transcribe import RoundTape, Transcriber
 from pmsfl.engine.world import World
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.ledger import Ledger
@@ -42,6 +43,8 @@ class CohortExecutor:
     """Plays a round on stacked clients."""
 
     name = "cohort"
+    transcriber: Transcriber | None = None  # keeps what crosses the wire, where somebody wants it
+    tape: RoundTape | None = None  # of the round under way
 
     def __init__(self, world: World, ledger: Ledger, note: Callable[[str], None] = lambda line: None) -> None:
         self.world, self.ledger = world, ledger
@@ -78,8 +81,11 @@ class CohortExecutor:
         groups = {d: self._bottoms(state, starts[d], plan, clock, d, p) for d, p in plan.groups.items()}
         self._count_start(plan, starts)
         self._count_steps(plan)
+        self.tape = None if self.transcriber is None else self.transcriber.of_round(plan)
+        if self.tape is not None:
+            self._tell_start(self.tape, state, plan, starts)
         server = self._server(state, plan, clock)
-        if self.recorder is not None:
+        if self.recorder is not None and self.tape is None:
             self.recorder.move_in(server, groups)
         return Playing(plan, server, groups, starts)
 
@@ -88,6 +94,8 @@ class CohortExecutor:
         plan, done = play.plan, self._finished(play)
         done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(play, done)
+        if self.tape is not None:
+            self.tape.close()
         return play.server.finish(uploads, memories), collect(self.world, play.server, list(done.values()), plan)
 
     def _finished(self, play: Playing) -> dict[int, Finished]:
@@ -114,6 +122,10 @@ class CohortExecutor:
             self.vectorised,
         )
 
+    def _tell_start(self, tape: RoundTape, state: State, plan: RoundPlan, starts: dict[int, Start]) -> None:
+        for client, depth in zip(plan.clients, plan.depths, strict=True):
+            tape.start(client, starts[depth].shared, state.plain[self.world.plain_view(depth).sent])
+
     def _count_start(self, plan: RoundPlan, starts: dict[int, Start]) -> None:
         for depth, places in plan.groups.items():
             count(self.ledger, Direction.DOWN, starts[depth].costs, len(places))
@@ -135,7 +147,7 @@ class CohortExecutor:
 
     def step(self, play: Playing, active: dict[int, int]) -> None:
         """One step of the active clients (the first of each depth) and of the server."""
-        if self.recorder is not None:
+        if self.recorder is not None and self.tape is None:
             self.recorder.step(active)
         else:
             self._union_step(play.server, {d: play.groups[d].first(a) for d, a in active.items()})
@@ -149,8 +161,12 @@ class CohortExecutor:
             return self._answer(groups, features, places, present)
 
         gradients = server.step(smashed, labels, answer if self.world.u_shape else None, present)
-        codec = self.world.gradient_codec
-        backward_together(groups, {d: self._over_wire(g, codec) for d, g in gradients.items()})
+        gradients = {d: self._over_wire(g, self.world.gradient_codec) for d, g in gradients.items()}
+        if self.tape is not None:
+            for d, clients in groups.items():
+                for i in range(len(smashed[d])):
+                    self.tape.step(clients.clients[i], smashed[d][i], labels[d][i], gradients[d][i])
+        backward_together(groups, gradients)
         server.clock.step += 1
 
     def _over_wire(self, t: Tensor, codec: Codec) -> Tensor:
@@ -184,6 +200,8 @@ class CohortExecutor:
             for row, i in enumerate(on_time):
                 count(self.ledger, Direction.UP, self.wire.finish_bytes(d, row, play.starts[depth].shared))
                 memories[plan.clients[i]] = d.memories[row]
+                if self.tape is not None:
+                    self.tape.upload(plan.clients[i], d.values[row], d.contributes[row], d.plain[row])
         return uploads, memories
 
     @staticmethod

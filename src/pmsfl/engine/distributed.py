@@ -56,6 +56,8 @@ class SharedServer(Server):
 
 def check_shareable(recipe: Recipe) -> None:
     """PmsflError where several processes cannot play a recipe."""
+    if recipe.record:
+        raise PmsflError("record = true: no process sees all that crosses the wire; start one process without torchrun")
     if recipe.schedule == "sequential":
         raise PmsflError(
             "schedule = 'sequential' steps the top on one client after another, which leaves several processes "
