@@ -181,7 +181,7 @@ class Bottoms:
         if w.noises_gradients:
             out = out.reshape(*self._batch.shape, *out.shape[2:])
         with w.precision():
-            self._smashed = w.leaving(out, self._keys(Stream.NOISE))
+            self._smashed = w.method.leaving(out, self._keys(Stream.NOISE))
         self._local_loss = self._own_loss(logits)
         return self._smashed.detach(), w.public_y[self._batch]
 

@@ -32,7 +32,6 @@ from pmsfl.models.inspect import check_forward, has_norm, smashed_shape, why_not
 from pmsfl.models.norm import StaticBN
 from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
-from pmsfl.privacy.cut import clip_samples
 from pmsfl.recipe import Recipe
 from pmsfl.wire import ans
 from pmsfl.wire.codecs import Codec
@@ -301,11 +300,6 @@ class World:
         with self.precision():
             out = self.over_clients(one, (named, x, dropout_keys), vectorised)
         return out if self.method.exits else (out, None)
-
-    def leaving(self, out: Tensor, keys: Tensor) -> Tensor:
-        """Smashed data [A, B, ...] of bottoms' outputs, as they leave: clipped, noised. Differentiable; keys: [A]."""
-        clipped = clip_samples(out, self.recipe.cut_clip) if self.recipe.cut_clip else out
-        return self.method.smash(clipped, keys)
 
     def run_guards(self, views: dict[str, Tensor], smashed: Tensor, vectorised: bool) -> Tensor:
         """A clients' own decoders on their smashed data [A, B, ...]: images [A, B, ...]."""

@@ -113,7 +113,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         plain,
         torch.tensor(f.mean, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         torch.tensor(f.std, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
-        w.leaving,
+        w.method.leaving,
         w.cut_codec if w.cut_codec != w.codec else None,
         type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
         w.why_looped is None,
