@@ -241,7 +241,7 @@ def simulate(
     folder: Annotated[Path, Arg("Where SENSOR.npz goes.", metavar="DIR")] = Path("data"),
     *,
     subjects: Annotated[int, Arg("How many persons.", metavar="N")] = 10,
-    variance: Annotated[float, Arg("How much they differ: 0 not at all, 1 as people do.", metavar="X")] = 1.0,
+    variance: Annotated[float, Arg("How much they differ: 0 not at all, 5 at most.", metavar="X")] = 1.0,
     seed: Annotated[int, Arg("Every draw derives from it.", metavar="N")] = 0,
     keep_raw: Annotated[bool, Arg("Keep the raw signals in DIR/SENSOR-raw.")] = False,
     jobs: Annotated[int, Arg("Processes; the set is the same for any number.", metavar="N")] = 1,

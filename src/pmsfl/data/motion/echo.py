@@ -9,10 +9,9 @@ from pmsfl.data.motion.body import Floats
 from pmsfl.data.motion.people import ECHO, Take
 from pmsfl.data.motion.scene import Scene, scene_of
 from pmsfl.data.optional import scipy_part
-from pmsfl.data.radar import RadarSetting
+from pmsfl.data.radar import LIGHT, RadarSetting
 from pmsfl.data.ultrasound import SPEED_OF_SOUND, UltrasoundSetting
 
-LIGHT = 299_792_458.0
 FULL_SCALE = 32767.0
 RADAR_NOISE = 0.2  # deviation of the converter's noise, where an echo of 1 at one metre has amplitude 1
 SOUND_NOISE = 0.4

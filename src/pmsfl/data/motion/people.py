@@ -6,7 +6,7 @@ differs from take to take of one person is not scaled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def perform(take: Take, seconds: Floats) -> tuple[Floats, Floats]:
     activity = ACTIVITIES[take.activity]
     rng = take.rng(TAKE)
     beat = _beat(rng, seconds, activity.tempo * person.pace * habit.tempo, person.pace * habit.tempo, habit.skew)
-    beat = _scaled(beat, person.reach * habit.reach * float(np.exp(0.14 * _normal(rng, 1)[0])))
+    beat = replace(beat, reach=person.reach * habit.reach * float(np.exp(0.14 * _normal(rng, 1)[0])))
     pose = Pose(len(seconds))
     activity.write(beat, pose)
     shift = pose.shift * (habit.gains * np.exp(0.18 * _normal(rng, len(PARTS))))[:, None, None]
@@ -129,10 +129,6 @@ def _beat(rng: np.random.Generator, seconds: Floats, tempo: float, pace: float, 
     phase = rng.random() + tempo * quick * seconds + wander
     onset = rng.uniform(0.2, 1.2)
     return Beat(seconds, phase, onset, pace * quick, 1.0, skew + 0.03 * rng.standard_normal())
-
-
-def _scaled(beat: Beat, reach: float) -> Beat:
-    return Beat(beat.seconds, beat.phase, beat.onset, beat.pace, reach, beat.skew)
 
 
 def _rotated(vectors: Floats, angle: float) -> Floats:
