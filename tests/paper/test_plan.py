@@ -49,7 +49,7 @@ def test_printed_figures() -> None:
 @pytest.mark.parametrize("name", list(TABLES))
 def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     free = {"method", "preset", "compensation", "personal_ratio", "personal_order", "agreement", "aggregate"}
-    free |= {"estimator", "frozen", "server_optimiser", "client_optimiser", "weight_decay"}
+    free |= {"beta_reset", "estimator", "frozen", "server_optimiser", "client_optimiser", "weight_decay"}
     for row, variants in TABLES[name].at(scale):
         if row.recipe not in shipped():
             continue
@@ -57,6 +57,13 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
         for recipe in found[1:]:
             differs = {k for k in recipe if recipe[k] != found[0][k]}
             assert {k for k in differs if not k.startswith(("lr_", "damping"))} <= free, row.name
+
+
+def test_no_two_ablations_are_the_same() -> None:
+    for row, variants in TABLES["ablation"].lines:
+        for scale in row.scales:
+            found = [Planned(row, v, scale, 0).recipe(DATA) for v in variants]
+            assert len(set(found)) == len(found), row.name
 
 
 def test_scales_shrink_and_name_themselves() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pmsfl.paper.write import COLUMNS
-from tests.paper.helpers import fake_log, pmsfl
+from tests.conftest import Pmsfl
+from tests.paper import helpers
+from tests.paper.helpers import fake_log
 
 OURS = {
     "cifar100/pm-sfl": (60.0, 61.0, 63.5),
@@ -31,7 +33,7 @@ def out(tmp_path: Path) -> Path:
 
 def play(table: str, out: Path, *words: object) -> int:
     """A call that has nothing to train: only cells that are there, or no data."""
-    return pmsfl("paper", table, "--scale", "full", "--out", out, "--data", out / "no-data", *words)
+    return helpers.pmsfl("paper", table, "--scale", "full", "--out", out, "--data", out / "no-data", *words)
 
 
 def lines_of(file: Path, start: str) -> list[list[str]]:
@@ -156,17 +158,30 @@ def test_without_matplotlib_a_note_stands_for_the_figure(
 
 
 def test_list_says_what_is_done_and_what_it_costs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert pmsfl("paper", "list", "--scale", "full", "--out", out, "--data", out / "no-data", "--seeds", 4) == 0
+    assert helpers.pmsfl("paper", "list", "--scale", "full", "--out", out, "--data", out / "no-data", "--seeds", 4) == 0
     text = capsys.readouterr().out
     assert re.search(r"cifar100/pm-sfl +3/4 +12\.5 +about 12\.5 s", text)
     assert re.search(r"cifar100/standalone +0/4 +about 50\.0 s", text)
     assert re.search(r"unipen/standalone +0/4 +unknown +no unipen62", text)
     assert "ablation: Ablations of PM-SFL" in text
-    assert pmsfl("paper", "list", "--out", out, "--seeds", 0) == 2
+    assert helpers.pmsfl("paper", "list", "--out", out, "--seeds", 0) == 2
 
 
 def test_a_log_of_another_version_is_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = next(out.glob("logs/*/*splitfed-s0/recipe.toml"))
     file.write_text(file.read_text(encoding="utf-8") + "\nno_such_key = 1\n", encoding="utf-8")
-    assert pmsfl("paper", "list", "--scale", "full", "--out", out) == 0
+    assert helpers.pmsfl("paper", "list", "--scale", "full", "--out", out) == 0
     assert "1 logs cannot be read" in capsys.readouterr().err
+
+
+def test_both_kinds_of_command_line(pmsfl: Pmsfl, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--scale", "full", "--out", out, "--only", "cifar100/pm-sfl", "--only", "cifar100/splitfed"]
+    assert pmsfl("paper", "list", *words) == 0
+    assert re.findall(r"^(cifar100/\S+) +3/3", capsys.readouterr().out, re.M)[:2] == [
+        "cifar100/splitfed",
+        "cifar100/pm-sfl",
+    ]
+    assert pmsfl("paper", "convergence", *words, "--data", out, "--jobs", 1) == 0
+    assert pmsfl("paper", "convergence", *words, "--jobs", 0) == 2
+    assert pmsfl("paper", "table1", "--scale", "whole") == 2
+    assert "allowed: quick, half, full" in capsys.readouterr().err

@@ -16,13 +16,14 @@ from pmsfl.engine.state import State
 from pmsfl.engine.transcribe import Transcriber
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
+from pmsfl.methods import METHODS
 from pmsfl.privacy.cases import LINKED, Case, check_attackable
 from pmsfl.privacy.metrics import MetricError
 from pmsfl.privacy.recorded import as_recorded, read_recording, recordings
 from pmsfl.privacy.same_view import same_view
 from pmsfl.tensorfile import write_tensors
 from pmsfl.wire.ledger import Ledger
-from tests.conftest import tiny_federation, tiny_world
+from tests.conftest import play, tiny_federation, tiny_world
 from tests.privacy.helpers import image_federation, image_world
 
 
@@ -160,3 +161,19 @@ def test_labels_that_stay_leave_no_gradient() -> None:
     view = same_view(world, State.initial(world), 8).view
     assert (view.labels, view.gradient, view.updates) == (None, None, ())
     assert "never crossed" in str(dataclasses.replace(view))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("depths", ["2", "1:1"])
+def test_every_method_can_be_attacked(tmp_path: Path, method: str, depths: str) -> None:
+    world, case = recorded_case(tmp_path, 8, method=method, depths=depths, width=4, personal_ratio=0.3, agreement=0.0)
+    state, _, _ = play(world, rounds=1)
+    for found in (case, same_view(world, state, 8)):
+        random = world.method.samples_masks
+        assert (found.threat.surface.theta is not None) == random == (found.unmasked is not None)
+        assert bool(found.view.updates) == (world.method.uploads != "nothing")
+        assert torch.isfinite(found.view.smashed).all()
+        again = found.threat.surface.crossing(
+            found.truth.unsqueeze(0), found.threat.surface.draw(1, found.threat.generator()), found.threat.generator()
+        )
+        assert again.shape == found.view.smashed[:, :, 0].shape

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _changed(label: str, change: str) -> Variant:
-    return Variant(change, label, ("method=pm-sfl", change))
+def _changed(label: str, change: str, *more: str) -> Variant:
+    return Variant(change, label, ("method=pm-sfl", change, *more))
 
 
 WHO = (
@@ -28,7 +28,8 @@ WHO = (
 )
 HOW = (
     _changed("aggregate: sampled", "aggregate=sampled"),
-    _changed("aggregate: beta", "aggregate=beta"),
+    # FedPM's prior is forgotten when all clients had their turn; forgotten every round, `beta` is `sampled`.
+    _changed("aggregate: beta, 10 rounds", "aggregate=beta", "beta_reset=10"),
     _changed("estimator: paper's", "estimator=paper"),
     *(_changed(f"score learning rate: {lr}", f"lr_score={lr}") for lr in ("0.001", "0.01", "0.03", "0.3")),
 )

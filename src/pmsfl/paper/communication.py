@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pmsfl.paper import figures, table1
 from pmsfl.paper.outcome import Group, Outcome, Record
@@ -22,7 +22,7 @@ COLUMNS = ("recipe", "method", "preset", "seeds", "kind", "direction", "bytes_pe
 AT_THE_CUT = ("smashed", "gradient")  # the same for every method: they would hide all else
 ABOUT = (
     "What one client sends and receives in one round, counted from encoded messages, by kind. The cut itself (smashed "
-    "data and their gradients) is nearly all of it and the same for every method; masks save on the rest only. The "
+    "data and their gradients) is most of it and the same for every method; masks save on the rest only. The "
     "paper says that binary masks cost less than probabilistic ones and prints no number."
 )
 
@@ -83,21 +83,25 @@ def _kinds(lines: list[tuple[Row, list[Group]]]) -> Figure:
     done = [(row, [g for g in groups if g.records]) for row, groups in lines]
     figure, axes = figures.panels(len(done), [len(groups) for _, groups in done])
     shares = [g.bytes_per_client_round() for _, groups in done for g in groups]
-    kinds = sorted({k for s in shares for k in s if k != "total" and k.partition(".")[0] not in AT_THE_CUT})
-    colours = dict(zip(kinds, figures.PALETTE * 3, strict=False))
+    found = {k for s in shares for k in s if k != "total" and k.partition(".")[0] not in AT_THE_CUT}
+    colours = dict(zip(sorted({k.partition(".")[0] for k in found}), figures.PALETTE * 2, strict=False))
+    looks = {
+        k: {"color": colours[k.partition(".")[0]], "alpha": 1.0 if k.endswith(".up") else 0.4} for k in sorted(found)
+    }
     for ax, (row, groups) in zip(axes, done, strict=True):
-        _stack(ax, groups, colours)
+        _stack(ax, groups, looks)
         ax.set(xlabel="kB per client and round", title=row.label)
     figure.suptitle("Bytes of one client in one round, without smashed data and their gradients")
     figures.legend_outside(figure, axes)
     return figure
 
 
-def _stack(ax: Axes, groups: list[Group], colours: dict[str, str]) -> None:
+def _stack(ax: Axes, groups: list[Group], looks: dict[str, dict[str, Any]]) -> None:
+    """A bar per method; what goes up is dark, what goes down light."""
     left = [0.0] * len(groups)
-    for kind, colour in colours.items():
+    for kind, look in looks.items():
         width = [g.bytes_per_client_round().get(kind, 0.0) / 1000.0 for g in groups]
-        ax.barh(range(len(groups)), width, left=left, color=colour, height=0.7, label=kind.replace(".", " "))
+        ax.barh(range(len(groups)), width, left=left, height=0.7, label=kind.replace(".", " "), **look)
         left = [a + b for a, b in zip(left, width, strict=True)]
     figures.name_lines(ax, [table1.SHORT[g.variant.name] for g in groups])
 

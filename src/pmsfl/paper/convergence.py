@@ -67,7 +67,8 @@ def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
             points = [(float(at), s.mean, s.error) for at, s in g.curve("accuracy")]
             if points:
                 figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
-        ax.set(xlabel="round", ylabel="accuracy, %", title=row.label)
+        figures.count_rounds(ax)
+        ax.set(ylabel="accuracy, %", title=row.label)
     figure.suptitle("Accuracy over rounds, mean over clients and seeds (shaded: standard error over seeds)")
     figures.legend_outside(figure, axes, columns=6)
     return figure

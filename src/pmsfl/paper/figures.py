@@ -83,6 +83,15 @@ def band(ax: Axes, points: Sequence[tuple[float, float, float | None]], label: s
         ax.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0.0)
 
 
+def count_rounds(ax: Axes) -> None:
+    """A horizontal axis of rounds: whole numbers, from 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("round")
+
+
 def name_lines(ax: Axes, labels: Sequence[str]) -> None:
     """One horizontal line per label, from the top down."""
     ax.set_yticks(range(len(labels)), labels)

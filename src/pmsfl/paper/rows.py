@@ -56,8 +56,8 @@ _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
     "half": ("rounds=50", "eval_every=10"),
     "quick": (
-        *("rounds=8", "eval_every=4", "eval_masks=1", "width=32"),
-        *("epochs=2", "batch=16", "max_samples=60"),
+        *("rounds=6", "eval_every=3", "eval_masks=1", "width=32"),
+        *("epochs=2", "batch=16", "max_samples=40"),
     ),
 }
 _DIGITS = {"quick": ("rounds=20", "eval_every=5", "eval_masks=1", "epochs=2")}

@@ -141,7 +141,8 @@ def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
             points = [(float(at), s.mean, s.error) for at, s in g.curve("mask_entropy")]
             figures.band(ax, points, g.variant.label, figures.style(g.variant.name))
         ax.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
-        ax.set(ylim=(0.0, 1.05), xlabel="round", ylabel="mean mask entropy, bit", title=row.label)
+        figures.count_rounds(ax)
+        ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit", title=row.label)
     figures.legend_outside(figure, axes)
     return figure
 

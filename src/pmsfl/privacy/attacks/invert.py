@@ -11,7 +11,7 @@ from pmsfl.privacy.attacks.base import first_look, pixel_mean, total_variation
 from pmsfl.privacy.threat import ThreatModel, Transcript
 
 LR_IMAGE = 0.05
-SMOOTHNESS = 5e-3  # weight of total variation
+SMOOTHNESS = (5e-3, 5e-3)  # weight of total variation, at the start and at the end
 
 # images [G, B, C, H, W] and the step's number -> what to minimise, total variation left out
 Objective = Callable[[Tensor, int], Tensor]
@@ -26,7 +26,11 @@ def start_images(view: Transcript, threat: ThreatModel) -> Tensor:
 
 
 def descend(
-    start: Tensor, objective: Objective, steps: int, others: list[tuple[Tensor, float]] | None = None
+    start: Tensor,
+    objective: Objective,
+    steps: int,
+    others: list[tuple[Tensor, float]] | None = None,
+    smoothness: tuple[float, float] = SMOOTHNESS,
 ) -> Tensor:
     """Images [G, B, C, H, W] that minimise an objective, smooth where it does not care. Adam, rate falling to a tenth.
 
@@ -38,8 +42,9 @@ def descend(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps, eta_min=0.1 * LR_IMAGE)
     for step in range(steps):
         optimiser.zero_grad()
-        loss = objective(x, step) + SMOOTHNESS * total_variation(x)
-        loss.backward()  # type: ignore[no-untyped-call]
+        weight = smoothness[0] * (smoothness[1] / smoothness[0]) ** (step / steps)
+        loss = objective(x, step) + weight * total_variation(x)
+        loss.backward()
         optimiser.step()
         schedule.step()
         with torch.no_grad():
