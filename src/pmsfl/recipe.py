@@ -111,6 +111,9 @@ class Recipe:
     norm: str = knob("batch", "batch norm (static), or group norm in its place", "model", choices=("batch", "group"))
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
     score_init: str = knob("normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant"))
+    score_spread: float = knob(
+        1.0, "times so much: more is less random masks at the start", "model", low=0.0, high=10.0
+    )
     depths: str = knob(
         "2", "cut after this block: '2', a ratio '1:1:1:1', one per client '1,2,2,…', or 'auto' by budget", "split"
     )
@@ -170,6 +173,14 @@ class Recipe:
         choices=("plain", "paper"),
     )
     clip: float = knob(0.01, "c: θ stays in [c, 1−c], always", "masks", low=1e-6, high=0.49)
+    entropy_target: float = knob(
+        0.0,
+        "bits of mean mask entropy that the server steers the merged θ towards; 0: left to itself",
+        "masks",
+        low=0.0,
+        high=1.0,
+    )
+    entropy_rate: float = knob(0.05, "share by which it moves the logits in a round", "masks", low=0.0, high=1.0)
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",
@@ -247,6 +258,13 @@ class Recipe:
     weight_decay: float = knob(5e-4, "of weights and norms; scores never have any", "optimisers", low=0.0)
     lr_schedule: str = knob(
         "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine")
+    )
+    label_smoothing: float = knob(
+        0.0,
+        "share of a label's weight that is spread over all classes, for every method alike",
+        "optimisers",
+        low=0.0,
+        high=0.9,
     )
     # --- evaluation
     eval_mask: str = knob("sampled", "mask at evaluation", "evaluation", choices=("sampled", "expected", "threshold"))

@@ -240,7 +240,9 @@ class Bottoms:
 
         with w.precision():
             logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised).to(w.dtype)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").reshape(y.shape).mean(1)
+        smoothing = w.recipe.label_smoothing
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none", label_smoothing=smoothing)
+        losses = each.reshape(y.shape).mean(1)
         gradient, own = torch.autograd.grad(losses.sum(), (inputs, head))
         if places is None:
             self._head_gradient = own

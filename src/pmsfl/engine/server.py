@@ -163,7 +163,8 @@ class Server:
         batch = self.world.recipe.batch
         if answer is None:
             flat = torch.cat([labels[d].flatten() for d in smashed])
-            losses = F.cross_entropy(out.to(self.world.dtype), flat, reduction="none")
+            smoothing = self.world.recipe.label_smoothing
+            losses = F.cross_entropy(out.to(self.world.dtype), flat, reduction="none", label_smoothing=smoothing)
             loss = (losses if weights is None else losses * weights).sum()
             self.rows.loss_sum.add_(loss.detach())
             return loss / batch, None

@@ -154,7 +154,7 @@ class World:
         plain = plain_parameters(self.model, r.seed)
         if r.pretrained:
             frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)
-        scores = initial_scores(self.model, r.seed, r.score_init)
+        scores = initial_scores(self.model, r.seed, r.score_init) * r.score_spread
         self.frozen = self._scaled_for_masks(frozen).to(self.device, self.dtype)
         self.initial_plain = plain.to(self.device, self.dtype)
         self.initial_scores = scores.to(self.device, self.dtype)

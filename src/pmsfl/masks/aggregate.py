@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pmsfl.masks.bernoulli import entropy_bits, to_scores
+
 Rule = Literal["sampled", "damped", "beta"]
 
 
@@ -80,3 +82,11 @@ def beta_mode(alpha: Tensor, beta: Tensor, fallback: Tensor) -> Tensor:
     """The mode (α−1)/(α+β−2), where the posterior has one; elsewhere `fallback`."""
     excess = alpha + beta - 2.0
     return torch.where(excess > 0, (alpha - 1.0) / excess.clamp_min(1e-12), fallback).clamp(0.0, 1.0)
+
+
+def steer_entropy(theta: Tensor, target: float, rate: float, clip: float) -> Tensor:
+    """θ [P] with its logits moved by `rate` away from 0 where the mean entropy is above `target` bits, and towards 0
+    where it is below: less random masks learn more, more random ones tell less."""
+    logits = to_scores(theta, clip)
+    away = torch.sign(entropy_bits(theta).mean() - target)
+    return torch.sigmoid(logits * (1.0 + rate * away))
