@@ -152,6 +152,12 @@ class Recipe:
         "round",
         choices=("parallel", "sequential"),
     )
+    union_rate: str = knob(
+        "constant",
+        "the server's learning rate while fewer than the whole cohort are at work: the same, or by their share",
+        "round",
+        choices=("constant", "sqrt", "linear"),
+    )
     weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
     train: str = knob("masks", "what lg-fedavg and depthfl train", "round", choices=("masks", "weights"))
     labels: str = knob(

@@ -61,6 +61,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "guarded-persistent": {"guard": 0.5, "guard_width": 4, "client_state": "persistent", "method": "splitfed"},
     "steered": {"entropy_target": 0.3, "score_spread": 2.0, "label_smoothing": 0.1, "depths": MIXED},
     "smoothed-u-shape": {"label_smoothing": 0.1, "labels": "u-shape"},
+    "rate-by-share": {"union_rate": "linear"},
+    "rate-by-share-mixed": {"union_rate": "sqrt", "depths": MIXED},
     "no-peek": {"no_peek": 0.3, "depths": MIXED},
     "int8-cut": {"cut_codec": "int8"},
     "int4-up-int8-down": {"cut_codec": "int4", "gradient_codec": "int8", "depths": MIXED},

@@ -130,14 +130,24 @@ class Server:
         target, weight = self._objective(out, smashed, labels, answer, places, weights)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
         own, clients = self._totals(list(grads[: len(leaves)]), clients)
+        share = self._rate_share(clients)
         for leaf, grad in zip(leaves, own, strict=True):
             if leaf is masked:
-                rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked)
+                rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked * share)
                 if self.scores:
                     w.method.project(rows.masked)
             else:
-                rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain)
+                rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain * share)
         return dict(zip(inputs, grads[len(leaves) :], strict=True))
+
+    def _rate_share(self, clients: Tensor) -> Tensor | float:
+        """What of the learning rate a step takes. The last steps of a round see the largest clients alone: at the full
+        rate the top would lean towards whoever came last."""
+        rule = self.world.recipe.union_rate
+        if rule == "constant":
+            return 1.0
+        share = clients.double() / self.world.cohort
+        return share.sqrt() if rule == "sqrt" else share
 
     def _context(self, weights: Tensor | None, key: Tensor) -> ForwardContext:
         return ForwardContext(weights, dropout_key=fold(key, 1), batch=self.world.recipe.batch)

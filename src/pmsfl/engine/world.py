@@ -113,7 +113,7 @@ class World:
         check_forward(self.model, self.input_shape, self.federation.classes, f"model = {self.recipe.model!r}")
         if self.recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
             raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
-        cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))
+        assert self.cohort > 0
 
     def _with_damping(self, recipe: Recipe) -> Recipe:
         """The recipe a method sees: a damping of 0 stands for K/N, which is known only with the data at hand."""
@@ -188,6 +188,11 @@ class World:
         method never sends its bottom, what everybody began with."""
         whole = self.initial_shared if self.method.uploads == "nothing" else shared
         return whole[: self.masked_size(depth)]
+
+    @property
+    def cohort(self) -> int:
+        """K: how many clients a round samples."""
+        return cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))
 
     @property
     def cut(self) -> int:
