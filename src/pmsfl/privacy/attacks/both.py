@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pmsfl.privacy.attacks import invert
 from pmsfl.privacy.attacks.base import Attack, flat_images
 from pmsfl.privacy.attacks.expectation import over_masks
 from pmsfl.privacy.attacks.gradient import cosine_distance, gradient_of, update_of, uploaded_gradient
 from pmsfl.privacy.attacks.invert import descend, smashed_distance, start_images
-from pmsfl.privacy.attacks.joint import LONGER, LR_MASK, SMOOTHNESS, WARM_UP, fit_mask
+from pmsfl.privacy.attacks.joint import LONGER, LR_MASK, WARM_UP, fit_mask
 from pmsfl.privacy.threat import ThreatModel, Transcript
 
 WEIGHT = 0.1  # of the gradient's direction beside the smashed data
@@ -27,12 +26,12 @@ class SmashedAndUpdate(Attack):
     def run(self, view: Transcript, threat: ThreatModel) -> Tensor:
         theta = threat.surface.theta
         if theta is None:
-            start, leaves, steps, smoothness = start_images(view, threat), [], self.budget.steps, invert.SMOOTHNESS
+            start, leaves, steps = start_images(view, threat), [], self.budget.steps
             fit = smashed_distance(view, threat, threat.surface.weights.expand(len(start), -1))
         else:
             start = over_masks(view, threat, max(1, int(WARM_UP * self.budget.steps)))
             fit, scores = fit_mask(view, threat, _updated(theta, view))
-            leaves, steps, smoothness = [(scores, LR_MASK)], LONGER * self.budget.steps, SMOOTHNESS
+            leaves, steps = [(scores, LR_MASK)], LONGER * self.budget.steps
 
         def weights(group: int) -> Tensor:
             if theta is None:
@@ -52,7 +51,7 @@ class SmashedAndUpdate(Attack):
             found = gradient_of(x[group], weights(group), view.gradient[group], update, threat)
             return cosine_distance(found * update.contributes, seen * update.contributes)
 
-        return flat_images(descend(start, objective, steps, leaves, smoothness))
+        return flat_images(descend(start, objective, steps, leaves))
 
 
 def _updated(theta: Tensor, view: Transcript) -> Tensor:

@@ -15,9 +15,6 @@ LR_MASK = 0.15
 PRIOR = 1e-3  # weight of the mask's distance from θ
 WARM_UP = 0.5  # share of the steps spent on the expectation
 LONGER = 2  # times the steps that known weights take: the mask moves slowly
-# Smooth images first: while the mask is still wrong, detail would be fitted to its errors. On a ResNet's first block
-# this is worth more than twice the steps.
-SMOOTHNESS = (0.1, 2e-3)
 
 
 class Joint(Attack):
@@ -38,7 +35,7 @@ class Joint(Attack):
         theta = threat.surface.theta
         assert theta is not None
         objective, scores = fit_mask(view, threat, theta, self.looks)
-        return flat_images(descend(start, objective, LONGER * self.budget.steps, [(scores, LR_MASK)], SMOOTHNESS))
+        return flat_images(descend(start, objective, LONGER * self.budget.steps, [(scores, LR_MASK)]))
 
 
 class JointFew(Joint):
