@@ -16,7 +16,9 @@ from pmsfl.engine.transcribe import RoundTape, Transcriber
 from pmsfl.errors import PmsflError
 from pmsfl.tensorfile import read_tensors
 from pmsfl.wire.ledger import Ledger
-from tests.conftest import tiny_recipe, tiny_world
+from tests.conftest import play, tiny_recipe, tiny_world
+from tests.engine.recorded import played, recording
+from tests.engine.test_agreement import assert_agree
 
 KEPT = {
     *("start.shared", "start.plain", "smashed", "gradient", "labels"),
@@ -122,3 +124,23 @@ def test_clients_that_do_not_take_part_are_mentioned(tmp_path: Path) -> None:
 def test_several_processes_do_not_record() -> None:
     with pytest.raises(PmsflError, match="no process sees all"):
         check_shareable(tiny_recipe(record=True))
+
+
+def test_recorded_rounds_do_not_play_from_recordings_and_others_still_do(tmp_path: Path) -> None:
+    """On a GPU steps are replayed: a round that is transcribed in between is played as it is, to the same end."""
+    world = tiny_world(record_rounds="2")
+    executor, recorder, _ = recording(world, None)
+    executor.transcriber = Transcriber(world, tmp_path)
+    steps: list[int] = []
+    replay = recorder.step
+
+    def counted(active: dict[int, int]) -> None:
+        steps.append(int(recorder.server.plan.round))
+        replay(active)
+
+    recorder.step = counted  # type: ignore[method-assign]
+    state, _ = played(executor, rounds=3)
+    assert set(steps) == {0, 2}
+    assert_agree(state, play(world, CohortExecutor, 3)[0])
+    (file,) = tmp_path.iterdir()
+    assert len(read_tensors(file)[0]["smashed"]) == world.plan(1).steps[0]
