@@ -16,7 +16,7 @@ from pmsfl.engine.channels import guaranteed
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
 from pmsfl.engine.distributed import DistributedExecutor, check_shareable
-from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluates_after
+from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluate_when_due
 from pmsfl.engine.health import warnings
 from pmsfl.engine.metrics import RoundMetrics, check_finite
 from pmsfl.engine.processes import Processes, launched, own_device, together
@@ -289,7 +289,7 @@ class _Trainer:
         trained = time.perf_counter() - began
         check_finite(state)
         done = state.round
-        evaluation = self.evaluator.evaluate(state) if evaluates_after(self.recipe, done) else None
+        evaluation = evaluate_when_due(self.evaluator, state)
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
@@ -363,6 +363,7 @@ class _Trainer:
             "accuracy_weighted": t.last["accuracy_weighted"],
             "accuracy_global": t.last["accuracy_global"],
             "accuracy_local_global": t.last["accuracy_local_global"],
+            "accuracy_by_mask": t.last.get("by_mask"),
             "seconds": round(t.seconds, 3),
             "seconds_training": round(t.seconds_training, 3),
             "mask_entropy": final["mask_entropy"],
