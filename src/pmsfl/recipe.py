@@ -117,6 +117,12 @@ class Recipe:
     depths: str = knob(
         "2", "cut after this block: '2', a ratio '1:1:1:1', one per client '1,2,2,…', or 'auto' by budget", "split"
     )
+    top_mask: str = knob(
+        "sampled",
+        "masks of the server's blocks, where it has any: like a client's, or, as they never leave it, without chance",
+        "split",
+        choices=("sampled", "expected", "threshold"),
+    )
     masked_top: bool = knob(False, "mask the server's blocks too (always on with mixed depths)", "split")
     budgets: str = knob(
         "",

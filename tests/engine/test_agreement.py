@@ -63,6 +63,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "smoothed-u-shape": {"label_smoothing": 0.1, "labels": "u-shape"},
     "rate-by-share": {"union_rate": "linear"},
     "rate-by-share-mixed": {"union_rate": "sqrt", "depths": MIXED},
+    "expected-top": {"top_mask": "expected", "depths": MIXED},
+    "threshold-top": {"top_mask": "threshold", "masked_top": True},
     "no-peek": {"no_peek": 0.3, "depths": MIXED},
     "int8-cut": {"cut_codec": "int8"},
     "int4-up-int8-down": {"cut_codec": "int4", "gradient_codec": "int8", "depths": MIXED},

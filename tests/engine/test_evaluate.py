@@ -172,8 +172,8 @@ class OneDraw(Evaluator):
     def draws(self) -> int:
         return 1
 
-    def weights(self, trained: Tensor, draw: int) -> Tensor:
-        return super().weights(trained, self.which)
+    def weights(self, trained: Tensor, draw: int, mode: str | None = None) -> Tensor:
+        return super().weights(trained, self.which, mode)
 
 
 def test_several_masks_are_averaged_and_their_deviation_told(federation: Federation) -> None:
@@ -361,3 +361,16 @@ def test_methods_without_random_masks_have_one_way() -> None:
     world = tiny_world(method="splitfed", rounds=1)
     evaluator = Evaluator(world)
     assert evaluator.evaluate_every_way(State.initial(world)).by_mask == {}
+
+
+@pytest.mark.parametrize("how", ["expected", "threshold"])
+def test_a_top_without_chance_is_evaluated_as_it_was_trained(how: str) -> None:
+    world = tiny_world(depths="1:1", top_mask=how, eval_masks=2)
+    state, _, _ = play(world, rounds=2)
+    evaluator = Evaluator(world)
+    first, second = (evaluator.top_weights(state, draw) for draw in range(2))
+    assert torch.equal(first, second)
+    p = world.masked_size(world.cut)
+    theta = state.shared[p:]
+    expected = world.frozen[p:] * (theta if how == "expected" else theta > 0.5)
+    torch.testing.assert_close(first, expected)

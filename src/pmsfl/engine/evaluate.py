@@ -148,15 +148,15 @@ class Evaluator:
 
     # --- who runs with what
 
-    def weights(self, trained: Tensor, draw: int) -> Tensor:
-        """The weights that `trained` (any prefix of all blocks) is evaluated with.
+    def weights(self, trained: Tensor, draw: int, mode: str | None = None) -> Tensor:
+        """The weights that `trained` (any prefix of all blocks) is evaluated with. mode: other than the evaluation's.
 
         One draw of uniforms serves everybody: clients then differ where their θ differ and nowhere else, so
         that statistics summed over all of them fit the mask of each.
         """
         w = self.world
         drawn = uniform(w.keys.at(Stream.EVALUATION, draw), trained.shape[-1], w.dtype)
-        return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, self.mode)
+        return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, mode or self.mode)
 
     def top_weights(self, state: State, draw: int) -> Tensor:
         """The weights of the server's blocks: as trained, or under the global model's mask."""
@@ -164,7 +164,8 @@ class Evaluator:
         p = w.masked_size(w.cut)
         if not w.server_masks():
             return state.shared[p:]
-        return self.weights(w.method.start(state.shared), draw)[p:]
+        how = w.recipe.top_mask  # masks without chance are the same when they are evaluated
+        return self.weights(w.method.start(state.shared), draw, None if how == "sampled" else how)[p:]
 
     def client_weights(self, state: State, client: int, draw: int) -> tuple[Tensor, Tensor]:
         """One client's own bottom: weights [P_d] and norms [Q_d]. Without a memory it has the global θ."""

@@ -187,12 +187,15 @@ class Server:
 
     def weights(self, masked: Tensor, key: Tensor) -> Tensor:
         """The weights the server's blocks run with, [P − P_cut]."""
+        method, how = self.world.method, self.world.recipe.top_mask
         if not self.scores:
             return masked[0]
-        drawn = None
-        if self.world.method.samples_masks:
-            drawn = self._uniform(key, masked)
-        return self.world.method.effective(masked, self.frozen, drawn)[0]
+        if not method.samples_masks:
+            return method.effective(masked, self.frozen, None)[0]
+        if how == "expected":
+            return self.frozen * torch.sigmoid(masked[0])
+        drawn = self._uniform(key, masked) if how == "sampled" else torch.full_like(masked, 0.5)
+        return method.effective(masked, self.frozen, drawn)[0]
 
     def _uniform(self, key: Tensor, masked: Tensor) -> Tensor:
         """Uniforms of one forward pass [1, P − P_cut]."""
