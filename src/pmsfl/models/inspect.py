@@ -68,6 +68,11 @@ def has_norm(model: SplitModel) -> bool:
     return any(isinstance(m, StaticBN | nn.GroupNorm) for m in model.modules())
 
 
+def has_batch_norm(model: SplitModel) -> bool:
+    """Does a sample's smashed data depend on the rest of its batch, at any cut? The stage of a narrow cut counts."""
+    return any(isinstance(m, StaticBN) for part in (model.blocks, model.narrow) for m in part.modules())
+
+
 def check_forward(model: SplitModel, input_shape: tuple[int, ...], classes: int, name: str) -> None:
     """PmsflError where a model cannot run on such samples, or gives anything but one logit per class."""
     parameter = next(model.parameters(), None)
