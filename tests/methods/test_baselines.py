@@ -14,6 +14,7 @@ from pmsfl.methods import make_method
 from pmsfl.methods.depthfl import distillation, exit_loss
 from pmsfl.models.dropout import KeyedDropout
 from tests.conftest import play, tiny_recipe, tiny_world
+from tests.privacy.helpers import image_world
 
 
 def test_standalone_never_merges_and_never_sends_its_bottom() -> None:
@@ -183,3 +184,8 @@ def test_sound_dp_refuses_a_head_that_would_go_up_without_noise() -> None:
         make_method(
             tiny_recipe(method="splitfed-dp", dp_calibration="sound", norm="group", norms="frozen", labels="u-shape")
         )
+
+
+def test_depthfl_is_refused_where_a_block_puts_out_flat_vectors() -> None:
+    with pytest.raises(PmsflError, match=r"depthfl.*block 1 puts out \(40,\)"):
+        image_world(method="depthfl", model="tests.privacy.dense:chain", norm="group")
