@@ -46,6 +46,34 @@ def test_recorded_smashed_data_are_those_of_the_true_images(tmp_path: Path, augm
     assert case.view.linked == (2 if augment == "none" else 1)  # two epochs; augmented views are other images
 
 
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"method": "splitfed", "cut_clip": 0.5},
+        {"method": "splitfed", "cut_clip": 0.5, "cut_channels": 3},
+        {"method": "dense-frozen", "dp_smashed": "gaussian", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+        {"method": "dense-frozen", "dp_smashed": "laplace", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+    ],
+)
+def test_an_attack_knows_the_clip_that_smashed_data_leave_under(tmp_path: Path, stages: dict[str, Any]) -> None:
+    norm = {"norm": "group"} if "dp_smashed" in stages else {}
+    _, case = recorded_case(tmp_path, images=8, **stages, **norm)
+    surface, seen = case.threat.surface, case.view.smashed[:, :, 0]
+    again = surface.bottom(case.truth.unsqueeze(0), surface.weights.unsqueeze(0))
+    assert torch.allclose(again, seen, atol=2e-3)
+    assert torch.allclose(surface.bottom_of(case.truth, surface.weights), seen[0], atol=2e-3)
+    assert float(seen.flatten(2).norm(dim=2).max()) < 0.51
+    assert (
+        float(
+            surface.crossing(case.truth.unsqueeze(0), surface.weights.unsqueeze(0), torch.Generator())
+            .sub(seen)
+            .abs()
+            .max()
+        )
+        < 2e-3
+    )
+
+
 def test_linked_observations_are_of_the_same_record(tmp_path: Path) -> None:
     # group norm and no training: the same image then always gives the same smashed data
     _, case = recorded_case(tmp_path, images=8, method="dense-frozen", norm="group", norms="frozen")

@@ -34,6 +34,7 @@ class Surface:
     mean: Tensor  # [C, 1, 1]
     std: Tensor  # [C, 1, 1]
     stages: Callable[[Tensor, Tensor], Tensor]  # at the cut: (smashed [A, B, ...], keys [A]) -> what leaves
+    clipped: Callable[[Tensor], Tensor]  # the stages without their noise: [A, B, ...] -> same shape
     codec: Codec | None  # of the wire, where it rounds
     noisy: bool = False  # do the stages draw noise?
     vectorised: bool = True
@@ -68,19 +69,25 @@ class Surface:
         return (x - self.mean) / self.std
 
     def bottom(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Smashed data [G, B, ...] of images [G, B, C, H, W], each of G mini-batches with its own weights [G, P].
+        """Smashed data [G, B, ...] of images [G, B, C, H, W], each of G mini-batches with its own weights [G, P]:
+        clipped as they leave, without noise and rounding.
 
         Batch norm takes the statistics of each mini-batch, as in training. Differentiable in both.
         """
-        if self.vectorised:
-            views = self.model.layout.bottom(weights, self.plain.expand(len(x), -1), self.depth)
-            out: Tensor = vmap(self._one)(views, self.normalised(x))
-            return out
-        return torch.stack([self.bottom_of(one, w) for one, w in zip(x, weights, strict=True)])
+        return self.clipped(self._blocks(x, weights))
 
     def bottom_of(self, x: Tensor, weights: Tensor) -> Tensor:
         """The same of one mini-batch [B, C, H, W] with weights [P]; twice differentiable."""
-        return self._one(self.model.layout.bottom(weights, self.plain, self.depth), self.normalised(x))
+        views = self.model.layout.bottom(weights, self.plain, self.depth)
+        return self.clipped(self._one(views, self.normalised(x)).unsqueeze(0)).squeeze(0)
+
+    def _blocks(self, x: Tensor, weights: Tensor) -> Tensor:
+        views = self.model.layout.bottom(weights, self.plain.expand(len(x), -1), self.depth)
+        inputs = self.normalised(x)
+        if self.vectorised:
+            out: Tensor = vmap(self._one)(views, inputs)
+            return out
+        return torch.stack([self._one({n: v[i] for n, v in views.items()}, one) for i, one in enumerate(inputs)])
 
     def _one(self, views: dict[str, Tensor], x: Tensor) -> Tensor:
         self.model.train()
@@ -94,7 +101,7 @@ class Surface:
         key = torch.randint(2**62, (len(x),), generator=generator, device=self.device)
         context = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.half else nullcontext()
         with context:
-            out = self.stages(self.bottom(x, weights), key)
+            out = self.stages(self._blocks(x, weights), key)
         out = out.to(self.weights.dtype)
         return out if self.codec is None else round_trip(out, self.codec, stacked=True)
 
@@ -114,6 +121,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         torch.tensor(f.mean, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         torch.tensor(f.std, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         w.method.leaving,
+        w.method.clipped,
         w.cut_codec if w.cut_codec != w.codec else None,
         type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
         w.why_looped is None,
