@@ -46,6 +46,23 @@ def test_eight_pooled_channels_cross_the_papers_cut_and_cost_a_client_little() -
     assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
+def test_a_guard_is_in_what_a_client_pays() -> None:
+    shape, width = (3, 16, 16), 64
+    plain, guarded = (make_model(Recipe(depths="1", **more), shape, 10) for more in ({}, _guard(width)))
+    c, h, w = smashed_shape(plain, shape, 1)
+    before, after = (cut_cost(m, shape, 1, 4) for m in (plain, guarded))
+    macs = 9 * (c * width * h * w + width * 3 * 16 * 16)
+    assert (
+        after.flops_per_sample - before.flops_per_sample == 3 * 2 * macs
+    )  # forward, and backward by inputs and weights
+    widest = 4 * 4 * width * 16 * 16  # a batch of the enlarged maps, in bytes
+    assert after.activation_bytes - before.activation_bytes > widest
+
+
+def _guard(width: int) -> dict[str, Any]:
+    return {"guard": 0.1, "guard_width": width}
+
+
 def test_half_a_stage_more_stays_within_a_quarter_of_the_papers_client() -> None:
     paper = cut_cost(make_model(Recipe(model="resnet18"), (3, 32, 32), 100), (3, 32, 32), 2, 2)
     model = make_model(Recipe(model="resnet18-halves", depths="5", cut_channels=8), (3, 32, 32), 100)
