@@ -74,6 +74,20 @@ def test_an_attack_knows_the_clip_that_smashed_data_leave_under(tmp_path: Path, 
     )
 
 
+def test_a_same_view_goes_over_the_wire_as_the_run_has_it() -> None:
+    codecs = {"dtype": "float32", "theta_codec": "u8", "gradient_codec": "int8", "cut_codec": "fp16"}
+    world = image_world(method="splitfed-pm", **codecs)
+    case = same_view(world, State.initial(world), 8)
+    (update,) = case.view.updates
+    assert len(update.before.unique()) <= 256
+    assert case.threat.surface.theta is not None
+    assert torch.allclose(case.threat.surface.theta, update.before, atol=1e-6)
+    assert case.view.gradient is not None
+    each = case.view.gradient[0].transpose(0, 1).flatten(1)
+    assert all(len(channel.unique()) <= 256 for channel in each)
+    assert torch.equal(case.view.smashed, case.view.smashed.half().float())
+
+
 def test_linked_observations_are_of_the_same_record(tmp_path: Path) -> None:
     # group norm and no training: the same image then always gives the same smashed data
     _, case = recorded_case(tmp_path, images=8, method="dense-frozen", norm="group", norms="frozen")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.methods.base import Method
@@ -131,17 +132,22 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
 
 def known_surface(world: World, state: State, depth: int) -> Surface:
     """What the server knows of every client of this depth: θ (or weights) and norms as it sends them."""
-    trained = world.method.start(world.sent(state.shared, depth))
+    trained = world.method.start(received(world, state, depth))
     return surface_of(world, depth, trained, _plain(world, state, depth, None))
 
 
 def client_surface(world: World, state: State, client: int) -> Surface:
     """What a client really runs with: what the server sends, with its own coordinates and norms laid over it."""
     depth, memory = world.depths[client], state.bank.get(client)
-    trained = world.method.start(world.sent(state.shared, depth))
+    trained = world.method.start(received(world, state, depth))
     if memory is not None:
         trained[memory.indices] = memory.values
     return surface_of(world, depth, trained, _plain(world, state, depth, None if memory is None else memory.plain))
+
+
+def received(world: World, state: State, depth: int) -> Tensor:
+    """θ (or weights) [P_d] as a client of this depth has it at the start of a round: rounded, where the wire does."""
+    return Wire(world).start(world.sent(state.shared, depth), depth).shared
 
 
 def _plain(world: World, state: State, depth: int, local: Tensor | None) -> Tensor:
