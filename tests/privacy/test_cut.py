@@ -15,6 +15,7 @@ from torch import nn
 
 from pmsfl.api import run
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
 from pmsfl.export import export_run
@@ -61,6 +62,18 @@ def test_a_guard_is_in_what_a_client_pays() -> None:
 
 def _guard(width: int) -> dict[str, Any]:
     return {"guard": 0.1, "guard_width": width}
+
+
+@pytest.mark.parametrize(("changes", "norms"), [({"guard": 0.1}, 2), ({"cut_channels": 3}, 3)])
+def test_statistics_are_of_the_norms_that_a_client_evaluates_with(changes: dict[str, Any], norms: int) -> None:
+    world = tiny_world(method="splitfed", **changes)
+    state, _, _ = play(world, rounds=1)
+    ledger = Ledger()
+    Evaluator(world, ledger).evaluate(state)
+    channels = 4 + 8 + 3 * (norms - 2)
+    assert ledger.as_dict()["statistics.up"] == 5 * (32 + 4 + 8 * (2 * channels + norms))  # one pass of five clients
+    assert not state.bank.personalised
+    assert not state.bank.restored(state.bank.to_tensors()).personalised
 
 
 def test_half_a_stage_more_stays_within_a_quarter_of_the_papers_client() -> None:

@@ -70,7 +70,8 @@ class Evaluator:
         self.ledger = ledger
         self.processes = processes or Processes()
         self.passes = Passes(world)
-        self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        self.norms = [m for m in norms if not m.name.startswith("guard.")]  # no evaluation runs a guard
         learned = world.method.theta(world.initial_scores[:1]) is not None
         sampled = learned and world.method.samples_masks and world.recipe.eval_mask == "sampled"
         self.draws = world.recipe.eval_masks if sampled else 1
@@ -261,13 +262,19 @@ class Evaluator:
             scores.append(100.0 * right / len(rows))
         return sum(scores) / len(scores)
 
+    def _block(self, norm: StaticBN) -> int:
+        """The block a norm belongs to, from 0; the server's own are behind all of them."""
+        part, number = norm.name.split(".")[:2]
+        model = self.world.model
+        return int(number) if part == "blocks" else model.cut_after - 1 if part == "narrow" else model.depth
+
     def _count_statistics(self, passes: int) -> None:
         """Sums go up and statistics come down, once per client and pass, whichever process makes the pass."""
         w = self.world
         if self.ledger is None or not self.norms or w.recipe.statistics == "batch":
             return
         for depth in sorted(set(w.depths)):
-            held = [m for m in self.norms if _block(m) < depth]
+            held = [m for m in self.norms if self._block(m) < depth]
             size = (2 * sum(m.features for m in held) + len(held),)
             cost = length(Kind.STATISTICS, size, w.codec)
             clients = sum(d == depth and len(rows) > 0 for d, rows in zip(w.depths, w.train_rows, strict=True))
@@ -278,11 +285,6 @@ class Evaluator:
 def evaluates_after(recipe: Recipe, rounds: int) -> bool:
     """Is there an evaluation after so many rounds?"""
     return rounds == recipe.rounds or rounds % recipe.eval_every == 0
-
-
-def _block(norm: StaticBN) -> int:
-    parts = norm.name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" else 1 << 30
 
 
 def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
