@@ -64,7 +64,7 @@ def _measured(module: nn.Module, parameters: dict[str, Tensor], args: tuple[Any,
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             out: Tensor = functional_call(module, views, args)
-        out.sum().backward()
+        out.sum().backward()  # type: ignore[no-untyped-call]
     return out, counter.get_total_flops(), sum(saved.values())
 
 
