@@ -144,3 +144,17 @@ def test_recorded_rounds_do_not_play_from_recordings_and_others_still_do(tmp_pat
     assert_agree(state, play(world, CohortExecutor, 3)[0])
     (file,) = tmp_path.iterdir()
     assert len(read_tensors(file)[0]["smashed"]) == world.plan(1).steps[0]
+
+
+@pytest.mark.parametrize(("cut", "gradient"), [("bf16", "fp32"), ("fp16", "bf16"), ("int4", "fp16")])
+def test_each_message_is_kept_exactly_as_its_own_codec_leaves_it(tmp_path: Path, cut: str, gradient: str) -> None:
+    codecs = {"dtype": "float32", "cut_codec": cut, "gradient_codec": gradient}
+    recorded(tmp_path / "a", CohortExecutor, **codecs)
+    recorded(tmp_path / "b", ReferenceExecutor, **codecs)
+    kept_as = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    for file in sorted((tmp_path / "a").glob("round-000001-*")):
+        ours, theirs = (read_tensors(tmp_path / folder / file.name)[0] for folder in ("a", "b"))
+        for name, codec in (("smashed", cut), ("gradient", gradient)):
+            assert ours[name].dtype == theirs[name].dtype == kept_as.get(codec, torch.float32), name
+        if gradient == "fp32":
+            assert not torch.equal(ours["gradient"], ours["gradient"].bfloat16().float())

@@ -46,6 +46,17 @@ def masked() -> Case:
     return case_of()
 
 
+def test_a_clip_alone_stops_no_inversion() -> None:
+    verdict = attacked(case_of(method="dense-frozen", cut_clip=0.1), "inversion")
+    assert score(verdict, "inversion") > 0.9
+
+
+def test_layer_by_layer_counts_a_narrow_layer_among_the_dense_ones() -> None:
+    world = image_world(method="splitfed", cut_channels=20, **DENSE)
+    assert dense_chain(world.model, 1) == [True, False, False]
+    assert len(world.layout.layers(1)) == 3
+
+
 # --- the two cases that guard the suite
 
 

@@ -23,7 +23,7 @@ from pmsfl.privacy.recorded import as_recorded, read_recording, recordings
 from pmsfl.privacy.same_view import same_view
 from pmsfl.tensorfile import write_tensors
 from pmsfl.wire.ledger import Ledger
-from tests.conftest import play, tiny_federation, tiny_world
+from tests.conftest import distinct, play, tiny_federation, tiny_world
 from tests.privacy.helpers import image_federation, image_world
 
 
@@ -44,6 +44,47 @@ def test_recorded_smashed_data_are_those_of_the_true_images(tmp_path: Path, augm
     again = surface.bottom(case.truth.unsqueeze(0), surface.weights.unsqueeze(0))
     assert torch.allclose(again, case.view.smashed[:, :, 0], atol=1e-9)
     assert case.view.linked == (2 if augment == "none" else 1)  # two epochs; augmented views are other images
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"method": "splitfed", "cut_clip": 0.5},
+        {"method": "splitfed", "cut_clip": 0.5, "cut_channels": 3},
+        {"method": "dense-frozen", "dp_smashed": "gaussian", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+        {"method": "dense-frozen", "dp_smashed": "laplace", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+    ],
+)
+def test_an_attack_knows_the_clip_that_smashed_data_leave_under(tmp_path: Path, stages: dict[str, Any]) -> None:
+    norm = {"norm": "group"} if "dp_smashed" in stages else {}
+    _, case = recorded_case(tmp_path, images=8, **stages, **norm)
+    surface, seen = case.threat.surface, case.view.smashed[:, :, 0]
+    again = surface.bottom(case.truth.unsqueeze(0), surface.weights.unsqueeze(0))
+    assert torch.allclose(again, seen, atol=2e-3)
+    assert torch.allclose(surface.bottom_of(case.truth, surface.weights), seen[0], atol=2e-3)
+    assert float(seen.flatten(2).norm(dim=2).max()) < 0.51
+    assert (
+        float(
+            surface.crossing(case.truth.unsqueeze(0), surface.weights.unsqueeze(0), torch.Generator())
+            .sub(seen)
+            .abs()
+            .max()
+        )
+        < 2e-3
+    )
+
+
+def test_a_same_view_goes_over_the_wire_as_the_run_has_it() -> None:
+    world = image_world(method="splitfed-pm", theta_codec="u8", gradient_codec="int8", cut_codec="fp16")
+    case = same_view(world, State.initial(world), 8)
+    (update,) = case.view.updates
+    assert len(distinct(update.before)) <= 256
+    assert case.threat.surface.theta is not None
+    assert torch.allclose(case.threat.surface.theta, update.before, atol=1e-6)
+    assert case.view.gradient is not None
+    each = case.view.gradient[0].transpose(0, 1).flatten(1)
+    assert all(len(distinct(channel)) <= 256 for channel in each)
+    assert torch.equal(case.view.smashed, case.view.smashed.half().float())
 
 
 def test_linked_observations_are_of_the_same_record(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from pmsfl.api import run
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
 from pmsfl.export import export_run
@@ -44,6 +45,35 @@ def test_eight_pooled_channels_cross_the_papers_cut_and_cost_a_client_little() -
     assert after.masked - before.masked == 128 * 8
     assert 1.0 < after.flops_per_sample / before.flops_per_sample < 1.01
     assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
+def test_a_guard_is_in_what_a_client_pays() -> None:
+    shape, width = (3, 16, 16), 64
+    plain, guarded = (make_model(Recipe(depths="1", **more), shape, 10) for more in ({}, _guard(width)))
+    c, h, w = smashed_shape(plain, shape, 1)
+    before, after = (cut_cost(m, shape, 1, 4) for m in (plain, guarded))
+    macs = 9 * (c * width * h * w + width * 3 * 16 * 16)
+    assert (
+        after.flops_per_sample - before.flops_per_sample == 3 * 2 * macs
+    )  # forward, and backward by inputs and weights
+    widest = 4 * 4 * width * 16 * 16  # a batch of the enlarged maps, in bytes
+    assert after.activation_bytes - before.activation_bytes > widest
+
+
+def _guard(width: int) -> dict[str, Any]:
+    return {"guard": 0.1, "guard_width": width}
+
+
+@pytest.mark.parametrize(("changes", "norms"), [({"guard": 0.1}, 2), ({"cut_channels": 3}, 3)])
+def test_statistics_are_of_the_norms_that_a_client_evaluates_with(changes: dict[str, Any], norms: int) -> None:
+    world = tiny_world(method="splitfed", **changes)
+    state, _, _ = play(world, rounds=1)
+    ledger = Ledger()
+    Evaluator(world, ledger).evaluate(state)
+    channels = 4 + 8 + 3 * (norms - 2)
+    assert ledger.as_dict()["statistics.up"] == 5 * (32 + 4 + 8 * (2 * channels + norms))  # one pass of five clients
+    assert not state.bank.personalised
+    assert not state.bank.restored(state.bank.to_tensors()).personalised
 
 
 def test_half_a_stage_more_stays_within_a_quarter_of_the_papers_client() -> None:

@@ -190,7 +190,8 @@ class Bottoms:
         w, r = self.world, self.world.recipe
         losses = []
         if logits is not None:
-            losses.append(exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype)))
+            ramp = self.clock.ramp.to(w.dtype)
+            losses.append(exit_loss(logits.to(w.dtype), w.y[self._batch], ramp, r.label_smoothing))
         if r.guard:
             images = w.run_guards(self._views, reversed_gradient(self._smashed, r.guard), self.vectorised)
             losses.append(reconstruction_loss(images.to(w.dtype), self._x))

@@ -61,7 +61,7 @@ def check_shareable(recipe: Recipe) -> None:
     if recipe.schedule == "sequential":
         raise PmsflError(
             "schedule = 'sequential' steps the top on one client after another, which leaves several processes "
-            "nothing to share; start one process without torchrun, or take schedule=union"
+            "nothing to share; start one process without torchrun, or take schedule=parallel"
         )
 
 

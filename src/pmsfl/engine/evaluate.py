@@ -72,7 +72,8 @@ class Evaluator:
         self.ledger = ledger
         self.processes = processes or Processes()
         self.passes = Passes(world)
-        self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        self.norms = [m for m in norms if not m.name.startswith("guard.")]  # no evaluation runs a guard
         self.mode = world.recipe.eval_mask
         self.global_test = torch.from_numpy(world.federation.global_test).to(world.device)
         self._test_parts = list(torch.split(self.global_test, ROWS_PER_CLIENT))
@@ -283,13 +284,19 @@ class Evaluator:
             scores.append(100.0 * right / len(rows))
         return sum(scores) / len(scores)
 
+    def _block(self, norm: StaticBN) -> int:
+        """The block a norm belongs to, from 0; the server's own are behind all of them."""
+        part, number = norm.name.split(".")[:2]
+        model = self.world.model
+        return int(number) if part == "blocks" else model.cut_after - 1 if part == "narrow" else model.depth
+
     def _count_statistics(self, passes: int) -> None:
         """Sums go up and statistics come down, once per client and pass, whichever process makes the pass."""
         w = self.world
         if self.ledger is None or not self.norms or w.recipe.statistics == "batch":
             return
         for depth in sorted(set(w.depths)):
-            held = [m for m in self.norms if _block(m) < depth]
+            held = [m for m in self.norms if self._block(m) < depth]
             size = (2 * sum(m.features for m in held) + len(held),)
             cost = length(Kind.STATISTICS, size, w.codec)
             clients = sum(d == depth and len(rows) > 0 for d, rows in zip(w.depths, w.train_rows, strict=True))
@@ -303,11 +310,6 @@ def evaluate_when_due(evaluator: Evaluator, state: State) -> Evaluation | None:
     if state.round == r.rounds:
         return evaluator.evaluate_every_way(state)
     return evaluator.evaluate(state) if state.round % r.eval_every == 0 else None
-
-
-def _block(norm: StaticBN) -> int:
-    parts = norm.name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" else 1 << 30
 
 
 def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -46,7 +46,8 @@ class RoundTape:
     def __init__(self, world: World, folder: Path, plan: RoundPlan, room: int, note: Callable[[str], None]) -> None:
         self.world, self.folder, self.plan, self.note = world, folder, plan, note
         self.room = room  # bytes left
-        self.kept_as = _KEPT_AS.get(world.cut_codec, world.dtype)
+        self.smashed_as = _KEPT_AS.get(world.cut_codec, world.dtype)
+        self.gradient_as = _KEPT_AS.get(world.gradient_codec, world.dtype)
         self.tapes: dict[int, ClientTape] = {}
 
     def open(self, client: int) -> None:
@@ -67,7 +68,7 @@ class RoundTape:
         tape = self.tapes.get(client)
         if tape is None:
             return
-        cut = {"smashed": smashed.to(self.kept_as), "gradient": gradient.to(self.kept_as)}
+        cut = {"smashed": smashed.to(self.smashed_as), "gradient": gradient.to(self.gradient_as)}
         if not self.world.u_shape:
             cut["labels"] = labels
         if sum(t.numel() * t.element_size() for t in cut.values()) <= self.room:

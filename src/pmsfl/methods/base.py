@@ -17,7 +17,7 @@ from torch import Tensor
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
 from pmsfl.models.split import Slot
 from pmsfl.privacy.cut import clip_samples
-from pmsfl.privacy.mechanisms import clip_and_noise
+from pmsfl.privacy.mechanisms import clip_and_noise, clip_rows
 from pmsfl.recipe import Recipe
 
 Trains = Literal["scores", "weights", "nothing"]
@@ -74,6 +74,21 @@ class Method:
     def leaving(self, out: Tensor, keys: Tensor) -> Tensor:
         """Smashed data [A, B, ...] of bottoms' outputs, as they leave: clipped, noised. Differentiable; keys: [A]."""
         return self.smash(clip_samples(out, self.recipe.cut_clip) if self.recipe.cut_clip else out, keys)
+
+    @property
+    def smash_mechanism(self) -> str:
+        """The noise for which each sample's smashed data are clipped to dp_clip_smashed: gaussian, laplace or off."""
+        return self.recipe.dp_smashed
+
+    def clipped(self, out: Tensor) -> Tensor:
+        """Bottoms' outputs [A, B, ...] as they leave but for the noise: everybody can compute it."""
+        r = self.recipe
+        if r.cut_clip:
+            out = clip_samples(out, r.cut_clip)
+        if self.smash_mechanism == "off":
+            return out
+        order = 1 if self.smash_mechanism == "laplace" else 2
+        return clip_rows(out.flatten(0, 1).flatten(1), r.dp_clip_smashed, order).reshape(out.shape)
 
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         """What leaves the client instead of `smashed` [A, B, ...]; differentiable. keys: [A]."""

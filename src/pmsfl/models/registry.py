@@ -61,6 +61,11 @@ def add_exits(model: SplitModel, input_shape: tuple[int, ...], classes: int) -> 
 
     def make(i: int) -> nn.Module:
         shape = smashed_shape(model, input_shape, i + 1)
+        if len(shape) not in (2, 3):
+            raise PmsflError(
+                f"method = 'depthfl' puts classifiers behind maps [C, H, W] or sequences [T, D], but block {i + 1} "
+                f"puts out {shape}; move flat layers into the head, or take another method"
+            )
         return PoolLinear(shape[0], classes) if len(shape) == 3 else MeanLinear(shape[-1], classes)
 
     model.add_exits(make)

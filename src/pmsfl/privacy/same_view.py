@@ -15,8 +15,9 @@ from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream
 from pmsfl.privacy.cases import LINKED, Case, check_attackable, local_step, pixels, public_images, without_mask
-from pmsfl.privacy.surface import client_surface, known_surface
+from pmsfl.privacy.surface import client_surface, known_surface, received
 from pmsfl.privacy.threat import ThreatModel, Transcript, Update
+from pmsfl.wire.tensors import round_trip
 
 
 def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
@@ -68,21 +69,23 @@ def _victims(world: World, client: int, images: int) -> Tensor:
 
 
 def _sent_back(world: World, state: State, client: int, smashed: Tensor, labels: Tensor) -> Tensor:
-    """dL/dq [B, ...] that the server's top gives for one mini-batch."""
+    """dL/dq [B, ...] that the server's top gives for one mini-batch, as the client receives it."""
     w, depth = world, world.depths[client]
     p, q = w.masked_size(depth) - w.masked_size(w.cut), w.plain_size(depth) - w.plain_size(w.cut)
     masked = Evaluator(w).top_weights(state, 0)[p:]
     views = w.layout.top(masked, state.plain[w.plain_size(w.cut) :][q:], depth)
     inputs = smashed.detach().requires_grad_()
     w.model.train()
-    loss = F.cross_entropy(functional_call(w.model, views, (inputs, depth)), labels)
-    return torch.autograd.grad(loss, inputs)[0]
+    logits = functional_call(w.model, views, (inputs, depth))
+    loss = F.cross_entropy(logits, labels, label_smoothing=w.recipe.label_smoothing)
+    (gradient,) = torch.autograd.grad(loss, inputs)
+    return gradient if w.gradient_codec == w.codec else round_trip(gradient, w.gradient_codec)
 
 
 def _one_step(world: World, state: State, client: int, x: Tensor, gradient: Tensor) -> Update:
     """The upload of a client whose whole round was one step on images x [B, C, H, W], as the engine takes it."""
     w, depth, memory = world, world.depths[client], state.bank.get(client)
-    shared = w.sent(state.shared, depth)
+    shared = received(w, state, depth)
     start, contributes = w.method.start(shared).unsqueeze(0), ~w.kept_from_start(depth)
     if memory is not None:
         start[0, memory.indices] = memory.values

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.methods.base import Method
@@ -34,6 +35,7 @@ class Surface:
     mean: Tensor  # [C, 1, 1]
     std: Tensor  # [C, 1, 1]
     stages: Callable[[Tensor, Tensor], Tensor]  # at the cut: (smashed [A, B, ...], keys [A]) -> what leaves
+    clipped: Callable[[Tensor], Tensor]  # the stages without their noise: [A, B, ...] -> same shape
     codec: Codec | None  # of the wire, where it rounds
     noisy: bool = False  # do the stages draw noise?
     vectorised: bool = True
@@ -68,19 +70,25 @@ class Surface:
         return (x - self.mean) / self.std
 
     def bottom(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Smashed data [G, B, ...] of images [G, B, C, H, W], each of G mini-batches with its own weights [G, P].
+        """Smashed data [G, B, ...] of images [G, B, C, H, W], each of G mini-batches with its own weights [G, P]:
+        clipped as they leave, without noise and rounding.
 
         Batch norm takes the statistics of each mini-batch, as in training. Differentiable in both.
         """
-        if self.vectorised:
-            views = self.model.layout.bottom(weights, self.plain.expand(len(x), -1), self.depth)
-            out: Tensor = vmap(self._one)(views, self.normalised(x))
-            return out
-        return torch.stack([self.bottom_of(one, w) for one, w in zip(x, weights, strict=True)])
+        return self.clipped(self._blocks(x, weights))
 
     def bottom_of(self, x: Tensor, weights: Tensor) -> Tensor:
         """The same of one mini-batch [B, C, H, W] with weights [P]; twice differentiable."""
-        return self._one(self.model.layout.bottom(weights, self.plain, self.depth), self.normalised(x))
+        views = self.model.layout.bottom(weights, self.plain, self.depth)
+        return self.clipped(self._one(views, self.normalised(x)).unsqueeze(0)).squeeze(0)
+
+    def _blocks(self, x: Tensor, weights: Tensor) -> Tensor:
+        views = self.model.layout.bottom(weights, self.plain.expand(len(x), -1), self.depth)
+        inputs = self.normalised(x)
+        if self.vectorised:
+            out: Tensor = vmap(self._one)(views, inputs)
+            return out
+        return torch.stack([self._one({n: v[i] for n, v in views.items()}, one) for i, one in enumerate(inputs)])
 
     def _one(self, views: dict[str, Tensor], x: Tensor) -> Tensor:
         self.model.train()
@@ -94,7 +102,7 @@ class Surface:
         key = torch.randint(2**62, (len(x),), generator=generator, device=self.device)
         context = torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if self.half else nullcontext()
         with context:
-            out = self.stages(self.bottom(x, weights), key)
+            out = self.stages(self._blocks(x, weights), key)
         out = out.to(self.weights.dtype)
         return out if self.codec is None else round_trip(out, self.codec, stacked=True)
 
@@ -114,6 +122,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         torch.tensor(f.mean, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         torch.tensor(f.std, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         w.method.leaving,
+        w.method.clipped,
         w.cut_codec if w.cut_codec != w.codec else None,
         type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
         w.why_looped is None,
@@ -123,17 +132,22 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
 
 def known_surface(world: World, state: State, depth: int) -> Surface:
     """What the server knows of every client of this depth: θ (or weights) and norms as it sends them."""
-    trained = world.method.start(world.sent(state.shared, depth))
+    trained = world.method.start(received(world, state, depth))
     return surface_of(world, depth, trained, _plain(world, state, depth, None))
 
 
 def client_surface(world: World, state: State, client: int) -> Surface:
     """What a client really runs with: what the server sends, with its own coordinates and norms laid over it."""
     depth, memory = world.depths[client], state.bank.get(client)
-    trained = world.method.start(world.sent(state.shared, depth))
+    trained = world.method.start(received(world, state, depth))
     if memory is not None:
         trained[memory.indices] = memory.values
     return surface_of(world, depth, trained, _plain(world, state, depth, None if memory is None else memory.plain))
+
+
+def received(world: World, state: State, depth: int) -> Tensor:
+    """θ (or weights) [P_d] as a client of this depth has it at the start of a round: rounded, where the wire does."""
+    return Wire(world).start(world.sent(state.shared, depth), depth).shared
 
 
 def _plain(world: World, state: State, depth: int, local: Tensor | None) -> Tensor:

@@ -104,7 +104,8 @@ class LayerByLayer(Attack):
 def dense_chain(model: SplitModel, depth: int) -> list[bool] | None:
     """For every dense layer of the bottom, does a ReLU follow it? None where it is not a chain of dense layers."""
     rectified: list[bool] = []
-    for module in model.blocks[:depth].modules():
+    stage = model.narrow if model.cut_after == depth else nn.Identity()
+    for module in (*model.blocks[:depth].modules(), *stage.modules()):
         if isinstance(module, nn.Linear):
             rectified.append(False)
         elif isinstance(module, nn.ReLU) and rectified:
