@@ -35,14 +35,15 @@ class CutCost:
 
 
 def cut_cost(model: SplitModel, input_shape: tuple[int, ...], depth: int, batch: int) -> CutCost:
-    """The cost of one cut, measured by running the bottom on zeros."""
+    """The cost of one cut, measured by running the bottom on zeros, and the client's guard behind it."""
     parameter = next(model.parameters())
     views = {n: p.detach().clone().requires_grad_() for n, p in _bottom(model, depth).items()}
+    guard = {n: p.detach().clone().requires_grad_() for n, p in model.guard.named_parameters()}
     x = torch.zeros(batch, *input_shape, dtype=parameter.dtype, device=parameter.device)
     saved: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
-        if t.data_ptr() not in {v.data_ptr() for v in views.values()}:
+        if t.data_ptr() not in {v.data_ptr() for v in (*views.values(), *guard.values())}:
             saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 
@@ -51,7 +52,8 @@ def cut_cost(model: SplitModel, input_shape: tuple[int, ...], depth: int, batch:
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
             q = functional_call(model, views, (x, 0, depth))
-        q.sum().backward()
+            attacked = functional_call(model.guard, guard, (q,)) if depth == model.cut_after else q
+        (q.sum() + attacked.sum()).backward()
     model.train(was_training)
     return CutCost(
         depth,
