@@ -37,9 +37,11 @@ def colour_federation() -> Federation:
 
 
 def test_far_fewer_bytes_cross_the_papers_cut() -> None:
-    world = World(Recipe.load("cifar100", preset="private"), federation=colour_federation())
+    recipe = Recipe.load("cifar100", preset="private")
+    shape = smashed_shape(make_model(recipe, CIFAR, 100), CIFAR, 2)
+    world = World(recipe.replace(width=4), federation=colour_federation())  # the wire's codecs, whatever the width
     wire, batch = Wire(world), world.recipe.batch
-    q = torch.randn(batch, *smashed_shape(world.model, CIFAR, 2))
+    q = torch.randn(batch, *shape)
     labels = torch.zeros(batch, dtype=torch.int64)
     up = len(wire.write_step(0, 0, 0, q, labels)) - (36 + batch)  # the labels' header and a byte each
     down = len(wire.write_gradient(0, 0, 0, q))
