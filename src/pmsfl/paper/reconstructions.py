@@ -59,7 +59,7 @@ def _picture(row: Row, groups: list[Group], plan: AttackPlan) -> Figure | None:
         reached = g.records[0].attack
         strips.append((f"{g.variant.label}\n{reached['max_attack']}, {reached['max']:.2f}", pictures["best"]))
     strips.append((f"floor: saw nothing\n{floor:.2f}", first["floor"]))
-    figure = Figure(figsize=(2.6 + 0.75 * len(first["truth"]), 0.5 + 0.78 * len(strips)), layout="constrained")
+    figure = Figure(figsize=(3.8 + 0.75 * len(first["truth"]), 0.5 + 0.78 * len(strips)), layout="constrained")
     axes = figure.subplots(len(strips), 1)
     for ax, (label, images) in zip(axes, strips, strict=True):
         _strip(ax, label, images)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pmsfl.paper import figures
@@ -14,6 +16,7 @@ from pmsfl.report.interval import mean
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # What a variant's name begins with: colour, marker and what the legend calls it; the first that fits.
 FAMILIES: tuple[tuple[str, str, str, str], ...] = (
@@ -47,13 +50,19 @@ def draw_frontiers(lines: list[tuple[Row, list[Group]]], recommended: str) -> Fi
 
 
 def _panel(ax: Axes, found: Sequence[Point], recommended: str) -> None:
-    unbeaten = frontier(found)
-    xs, ys = [p.accuracy.mean for p in unbeaten], [p.ssim.mean for p in unbeaten]
-    ax.plot(xs, ys, color="#009e73", linewidth=5.0, alpha=0.25, zorder=1, label="frontier: beaten by none in both")
+    xs, ys = _stairs(frontier(found))
+    look: dict[str, Any] = {
+        "color": "#009e73",
+        "linewidth": 5.0,
+        "alpha": 0.25,
+        "solid_joinstyle": "miter",
+        "zorder": 1,
+    }
+    ax.plot(xs, ys, **look, label="frontier: beaten by none in both")
     for p in found:
         _, colour, marker, label = _family(p.group.variant.name)
         errors: dict[str, Any] = {"xerr": [p.accuracy.error or 0.0], "yerr": [p.ssim.error or 0.0]}
-        look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7.0, "capsize": 2.0, "zorder": 3}
+        look = {"color": colour, "marker": marker, "markersize": 7.0, "capsize": 2.0, "zorder": 3}
         ax.errorbar([p.accuracy.mean], [p.ssim.mean], **errors, **look, linestyle="none", label=label)
         if p.group.variant.name == recommended:
             ring: dict[str, Any] = {"marker": "*", "s": 420.0, "facecolors": "#ffd84d", "edgecolors": "#c1272d"}
@@ -67,17 +76,27 @@ def _panel(ax: Axes, found: Sequence[Point], recommended: str) -> None:
     ax.margins(x=0.12)
 
 
+def _stairs(unbeaten: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """The frontier's corners: between two points, their accuracy is had at the SSIM of the more accurate one only."""
+    xs, ys = [unbeaten[0].accuracy.mean], [unbeaten[0].ssim.mean]
+    for before, after in pairwise(unbeaten):
+        xs += [before.accuracy.mean, after.accuracy.mean]
+        ys += [after.ssim.mean, after.ssim.mean]
+    return xs, ys
+
+
 def _family(name: str) -> tuple[str, str, str, str]:
     return next(f for f in FAMILIES if name.startswith(f[0]))
 
 
 def _label(ax: Axes, found: Sequence[Point]) -> None:
-    """Every point's name beside it, where it covers the least of points and names that are there already."""
+    """Every point's name beside it, where it covers the least of points, lines and names that are there already."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     scale = figure.dpi / 72.0
     dots = [tuple(ax.transData.transform((p.accuracy.mean, p.ssim.mean))) for p in found]
-    taken = [(x - 6 * scale, y - 6 * scale, x + 6 * scale, y + 6 * scale) for x, y in dots]
+    taken = [_around(x, y, 6 * scale) for x, y in dots]
+    taken += [_around(x, y, 3 * scale) for line in ax.get_lines() for x, y in _along(line, 6 * scale)]
     inside = ax.get_window_extent().extents
     for p, (x, y) in sorted(zip(found, dots, strict=True), key=lambda pair: -pair[1][1]):
         text = p.group.variant.label
@@ -102,6 +121,20 @@ def _label(ax: Axes, found: Sequence[Point]) -> None:
 
 
 Box = tuple[float, float, float, float]
+
+
+def _around(x: float, y: float, by: float) -> Box:
+    return x - by, y - by, x + by, y + by
+
+
+def _along(line: Line2D, every: float) -> list[tuple[float, float]]:
+    """Pixels on a line, so far from one another."""
+    corners = line.get_transform().transform(line.get_xydata()).tolist()
+    found = []
+    for (x, y), (u, v) in pairwise(corners):
+        count = 1 + int(math.hypot(u - x, v - y) / every)
+        found += [(x + (u - x) * i / count, y + (v - y) * i / count) for i in range(count)]
+    return found
 
 
 def _box(x: float, y: float, place: tuple[int, int], far: float, wide: float, high: float) -> Box:
