@@ -28,7 +28,8 @@ FAMILIES: tuple[tuple[str, str, str, str], ...] = (
     ("", "#222222", "o", "no defence, or the mask alone"),
 )
 PLACES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))  # of a label around its point
-FAR = (9.0, 16.0, 26.0)  # points of distance to try, near ones first
+FAR = (9.0, 16.0, 26.0)  # points of distance to try
+LONG = 0.3  # what a point of distance costs, in pixels covered for each of a label's width
 
 
 def draw_frontiers(lines: list[tuple[Row, list[Group]]], recommended: str) -> Figure | None:
@@ -72,7 +73,7 @@ def _panel(ax: Axes, found: Sequence[Point], recommended: str) -> None:
     floor = mean([s.mean for p in found if (s := p.group.summary("floor")) is not None])
     ax.axhline(floor, color="#555555", linewidth=1.0, linestyle="--", label="floor: an image from nothing")
     ax.set(xlabel="accuracy, %", ylabel="maximum SSIM over the attacks (lower is better)")
-    ax.set_ylim(0.0, 1.0)
+    ax.set_ylim(0.0, 1.04)
     ax.margins(x=0.12)
 
 
@@ -96,13 +97,13 @@ def _label(ax: Axes, found: Sequence[Point]) -> None:
     scale = figure.dpi / 72.0
     dots = [tuple(ax.transData.transform((p.accuracy.mean, p.ssim.mean))) for p in found]
     taken = [_around(x, y, 6 * scale) for x, y in dots]
-    taken += [_around(x, y, 3 * scale) for line in ax.get_lines() for x, y in _along(line, 6 * scale)]
+    lines = [_around(x, y, 3 * scale) for line in ax.get_lines() for x, y in _along(line, 6 * scale)]
     inside = ax.get_window_extent().extents
     for p, (x, y) in sorted(zip(found, dots, strict=True), key=lambda pair: -pair[1][1]):
         text = p.group.variant.label
         wide, high = 4.4 * len(text) * scale, 9.0 * scale
         tried = [(_box(x, y, place, far * scale, wide, high), far) for far in FAR for place in PLACES]
-        box, far = min(tried, key=lambda t: _covered(t[0], taken, inside) + 0.02 * wide * t[1])
+        box, far = min(tried, key=lambda t: _covered(t[0], taken, lines, inside) + LONG * wide * t[1])
         taken.append(box)
         at = ((box[0] + box[2]) / 2 - x, (box[1] + box[3]) / 2 - y)
         line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6} if far > FAR[0] else None
@@ -144,10 +145,10 @@ def _box(x: float, y: float, place: tuple[int, int], far: float, wide: float, hi
     return cx - wide / 2, cy - high / 2, cx + wide / 2, cy + high / 2
 
 
-def _covered(box: Box, taken: Sequence[Box], inside: Sequence[float]) -> float:
-    """Pixels of a box that are taken, and ten times those outside of the panel."""
+def _covered(box: Box, taken: Sequence[Box], lines: Sequence[Box], inside: Sequence[float]) -> float:
+    """Pixels of a box that are taken; those over lines count less, those outside of the panel more."""
     area = (box[2] - box[0]) * (box[3] - box[1])
-    there = sum(_overlap(box, other) for other in taken)
+    there = sum(_overlap(box, other) for other in taken) + 0.3 * sum(_overlap(box, other) for other in lines)
     return there + 10.0 * (area - _overlap(box, (inside[0], inside[1], inside[2], inside[3])))
 
 
