@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pmsfl.engine.cohort import CohortExecutor
-from pmsfl.paper import attacked, play, tradeoff
+from pmsfl.paper import play, tradeoff
 from pmsfl.paper.attacked import AttackPlan, read_attack, read_pictures
 from pmsfl.paper.frontier import Point, frontier
 from pmsfl.paper.outcome import Group
@@ -20,6 +20,7 @@ from pmsfl.presets import PRESETS
 from pmsfl.privacy.attacks import Budget
 from pmsfl.recipe import Recipe
 from pmsfl.report.interval import Summary
+from pmsfl.rundir import RunDirectory
 from tests.paper.helpers import find, pmsfl
 
 TOY = ("rounds=1", "eval_every=1", "epochs=1", "clients=4", "cohort=2", "eval_masks=1", "width=4", "max_samples=20")
@@ -143,12 +144,12 @@ def test_without_its_run_a_cell_is_trained_again_for_the_attack(tmp_path: Path) 
     assert list(tmp_path.glob("logs/tradeoff/*")) == [log]
 
 
-def test_an_attack_by_another_call_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_by_another_call_is_left_to_it(tmp_path: Path) -> None:
     assert play_(tmp_path, "--only", PLAIN) == 0
     [log] = tmp_path.glob("logs/tradeoff/*")
     (log / "attack-quick.json").unlink()
     [run] = tmp_path.glob("runs/demo*")
-    with attacked.RunDirectory(run).locked():
+    with RunDirectory(run).locked():
         assert play_(tmp_path, "--only", PLAIN) == 0
     assert not (log / "attack-quick.json").exists()
 
