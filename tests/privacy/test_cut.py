@@ -112,7 +112,7 @@ def test_sequences_are_narrowed_token_by_token() -> None:
     [
         ({"cut_channels": 4, "depths": "1:1"}, "one cut for all"),
         ({"guard": 1.0, "depths": "1,2"}, "one cut for all"),
-        ({"cut_pool": 3}, "does not divide"),
+        ({"cut_pool": 8}, "more than the 7 × 7 pixels"),
         ({"cut_channels": 4, "depths": "9"}, "between 1 and 4"),
     ],
 )
@@ -133,7 +133,7 @@ def test_pooling_and_guards_are_for_maps() -> None:
 
 
 def test_the_two_halves_are_inverse_in_shape() -> None:
-    for shape, pool in (((6, 8, 8), 2), ((6, 8, 4), 1), ((5, 6), 1), ((7,), 1)):
+    for shape, pool in (((6, 8, 8), 2), ((6, 7, 8), 2), ((6, 8, 4), 1), ((5, 6), 1), ((7,), 1)):
         x = torch.randn(3, *shape)
         q = narrow_stage(shape, 2, pool)(x)
         assert q.numel() < x.numel()

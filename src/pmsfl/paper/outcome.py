@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.engine.plan import cohort_size
+from pmsfl.paper.attacked import AttackPlan, read_attack
 from pmsfl.paper.logs import Logs
 from pmsfl.paper.plan import SCALES, Planned, Row, Table, Variant
 from pmsfl.recipe import Recipe
@@ -21,16 +22,22 @@ from pmsfl.rundir import RunDirectory
 
 @dataclass(frozen=True)
 class Record:
-    """One finished cell. folder: its log."""
+    """One finished cell. folder: its log; plan: of the attack that belongs to it."""
 
     seed: int
     folder: Path
+    plan: AttackPlan | None = None
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """What the run reached."""
         found: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
         return found
+
+    @cached_property
+    def attack(self) -> dict[str, Any]:
+        """What the attack on it reached; empty where it has none."""
+        return {} if self.plan is None else read_attack(self.folder, self.plan) or {}
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -54,8 +61,8 @@ class Record:
         return cohort_size(self.recipe, int(self.result["clients"])) * self.recipe.rounds
 
     def value(self, key: str) -> float | None:
-        """A figure of the result; None where there is none. bytes_total is the ledger's sum."""
-        found = self.result["bytes"]["total"] if key == "bytes_total" else self.result.get(key)
+        """A figure of the result, or of the attack; None where there is none. bytes_total is the ledger's sum."""
+        found = self.result["bytes"]["total"] if key == "bytes_total" else self.result.get(key, self.attack.get(key))
         return None if found is None or not math.isfinite(found) else float(found)
 
 
@@ -118,8 +125,9 @@ class Outcome:
 
     def _group(self, row: Row, variant: Variant, scale: str) -> Group:
         recipe = Planned(row, variant, scale, 0).recipe(self.data)
-        records = tuple(Record(seed, folder) for seed, folder in self.logs.of(recipe).items())
-        return Group(row, variant, scale, recipe, records)
+        plan = self.table.attacks.get(scale)
+        records = tuple(Record(seed, folder, plan) for seed, folder in self.logs.of(recipe).items())
+        return Group(row, variant, scale, recipe, tuple(r for r in records if plan is None or r.attack))
 
     def scales(self) -> list[str]:
         """The scales that have a finished cell."""

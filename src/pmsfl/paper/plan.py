@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from pmsfl.recipe_files import shipped
 from pmsfl.report.console import UsageError
 
 if TYPE_CHECKING:
+    from pmsfl.paper.attacked import AttackPlan
     from pmsfl.paper.outcome import Outcome
 
 SCALES = ("full", "half", "quick")  # the order in which results are shown
@@ -91,6 +92,10 @@ class Planned:
         """The resolved recipe."""
         return Recipe.load(self.row.recipe, self.overrides(data))
 
+    def plain_recipe(self, data: Path) -> Recipe:
+        """The row's recipe at this scale, without the variant."""
+        return replace(self, variant=Variant("", "", ())).recipe(data)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -98,6 +103,8 @@ class Table:
 
     about: what the command line says of it. lines: its rows, each with its variants. write: makes the files of it and
     returns them. borrows: the table whose cells it shows; such a table plays what is missing only where --only asks.
+    attacks: by scale, where a cell is not finished before its result was attacked. write_csv: the CSV alone, where it
+    is not the usual one.
     """
 
     name: str
@@ -106,6 +113,8 @@ class Table:
     lines: tuple[tuple[Row, tuple[Variant, ...]], ...]
     write: Callable[[Outcome], list[Path]]
     borrows: str = ""
+    attacks: Mapping[str, AttackPlan] = field(default_factory=dict)
+    write_csv: Callable[[Outcome], Path] | None = None
 
     @property
     def home(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pmsfl.paper import ablation, agreement, communication, convergence, ratio, table1
+from pmsfl.paper import ablation, agreement, communication, convergence, ratio, reconstructions, table1, tradeoff
 from pmsfl.paper.plan import Table
 
 TABLES: dict[str, Table] = {
-    module.TABLE.name: module.TABLE for module in (table1, convergence, communication, agreement, ratio, ablation)
+    module.TABLE.name: module.TABLE
+    for module in (table1, convergence, communication, agreement, ratio, ablation, tradeoff, reconstructions)
 }

@@ -19,17 +19,17 @@ TINY = 1e-12  # under the roots of distances: their slope at 0 is infinite
 
 
 class Enlarge(nn.Module):
-    """Every pixel `factor` times in both directions. [B, C, H, W] → [B, C, f·H, f·W]."""
+    """Every pixel `factor` times in both directions, cut off behind `size`. [B, C, h, w] → [B, C, H, W]."""
 
     any_layout = True
 
-    def __init__(self, factor: int) -> None:
+    def __init__(self, factor: int, size: Sequence[int]) -> None:
         super().__init__()
-        self.factor = factor
+        self.factor, self.size = factor, tuple(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        f = self.factor
-        return x.repeat_interleave(f, 2).repeat_interleave(f, 3)
+        f, (h, w) = self.factor, self.size
+        return x.repeat_interleave(f, 2).repeat_interleave(f, 3)[:, :, :h, :w]
 
 
 class Scale(nn.Module):
@@ -46,16 +46,17 @@ class Scale(nn.Module):
 
 
 def narrow_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:
-    """The client's half for block outputs of `shape`: [C, H, W] to [channels, H/pool, W/pool], [T, D] to
+    """The client's half for block outputs of `shape`: [C, H, W] to [channels, ⌈H/pool⌉, ⌈W/pool⌉], [T, D] to
     [T, channels], [F] to [channels]."""
     if len(shape) != 3:
         if pool > 1:
             raise PmsflError(f"cut_pool = {pool} is for maps [C, H, W]; at this cut there are {tuple(shape)}: take 1")
         return nn.Linear(shape[-1], channels, bias=False)
     c, h, w = shape
-    if h % pool or w % pool:
-        raise PmsflError(f"cut_pool = {pool} does not divide the {h} × {w} pixels at this cut")
-    pooling = [nn.AvgPool2d(pool)] if pool > 1 else []
+    if pool > min(h, w):
+        raise PmsflError(f"cut_pool = {pool} is more than the {h} × {w} pixels at this cut: take at most {min(h, w)}")
+    # Where it does not divide them, the pixels left over at the edge are a mean of their own.
+    pooling = [nn.AvgPool2d(pool, ceil_mode=True)] if pool > 1 else []
     return nn.Sequential(*pooling, nn.Conv2d(c, channels, 1, bias=False), StaticBN(channels))
 
 
@@ -64,7 +65,7 @@ def widen_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:
     if len(shape) != 3:
         return nn.Linear(channels, shape[-1])
     wide = nn.Conv2d(channels, shape[0], 3, padding=1, bias=False)
-    enlarging = [Enlarge(pool)] if pool > 1 else []
+    enlarging = [Enlarge(pool, shape[1:])] if pool > 1 else []
     return nn.Sequential(wide, StaticBN(shape[0]), nn.ReLU(), *enlarging)
 
 
@@ -79,7 +80,7 @@ def guard_stage(shape: Sequence[int], image: Sequence[int], width: int) -> nn.Mo
         nn.Conv2d(shape[0], width, 3, padding=1, bias=False),
         StaticBN(width),
         nn.ReLU(),
-        *([Enlarge(factor)] if factor > 1 else []),
+        *([Enlarge(factor, image[1:])] if factor > 1 else []),
         Scale(
             1.0 / (3.0 * width**0.5)
         ),  # so that the learning rate of norms suits the layer behind it, whatever its width

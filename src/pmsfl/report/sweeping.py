@@ -148,7 +148,7 @@ class Display:
         result = cell.result or {}
         what = "failed" if error is not None else f"accuracy {percent(result.get('accuracy'))}"
         left = "there already" if skipped else f"{clock(self._left())} left"
-        self._say(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}")
+        self.say_line(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}")
         if error is not None:
             note(f"{cell.name} failed: {error}")
         self._draw(at_once=True)
@@ -157,10 +157,11 @@ class Display:
         """A cell that another process is training."""
         self.active.pop(cell.name, None)
         self.ended += 1
-        self._say(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  another process is at it")
+        self.say_line(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  another process is at it")
         self._draw(at_once=True)
 
-    def _say(self, line: str) -> None:
+    def say_line(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
         if self.bar is not None:
             self.bar.console.print(line, soft_wrap=True)
         else:
