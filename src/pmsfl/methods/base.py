@@ -17,7 +17,7 @@ from torch import Tensor
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
 from pmsfl.models.split import Slot
 from pmsfl.privacy.cut import clip_samples
-from pmsfl.privacy.mechanisms import clip_and_noise, clip_rows
+from pmsfl.privacy.mechanisms import clip_and_noise
 from pmsfl.recipe import Recipe
 
 Trains = Literal["scores", "weights", "nothing"]
@@ -87,8 +87,7 @@ class Method:
             out = clip_samples(out, r.cut_clip)
         if self.smash_mechanism == "off":
             return out
-        order = 1 if self.smash_mechanism == "laplace" else 2
-        return clip_rows(out.flatten(0, 1).flatten(1), r.dp_clip_smashed, order).reshape(out.shape)
+        return clip_samples(out, r.dp_clip_smashed, 1 if self.smash_mechanism == "laplace" else 2)
 
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         """What leaves the client instead of `smashed` [A, B, ...]; differentiable. keys: [A]."""

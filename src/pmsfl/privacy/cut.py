@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pmsfl.errors import PmsflError
 from pmsfl.models.norm import StaticBN
+from pmsfl.privacy.mechanisms import clip_rows
 
 TINY = 1e-12  # under the roots of distances: their slope at 0 is infinite
 
@@ -111,11 +112,9 @@ def _centred_distances(x: Tensor) -> Tensor:
     return d - d.mean(1, keepdim=True) - d.mean(2, keepdim=True) + d.mean((1, 2), keepdim=True)
 
 
-def clip_samples(smashed: Tensor, limit: float) -> Tensor:
-    """smashed [A, B, ...], each sample scaled down to an L2 norm of at most `limit`."""
-    norm: Tensor = torch.linalg.vector_norm(smashed.flatten(2), dim=2)
-    norm = norm.reshape(*smashed.shape[:2], *(1,) * (smashed.ndim - 2))
-    return smashed * (limit / norm.clamp_min(limit))
+def clip_samples(smashed: Tensor, limit: float, order: int = 2) -> Tensor:
+    """smashed [A, B, ...], each sample scaled down to an L2 norm (order 1: L1) of at most `limit`."""
+    return clip_rows(smashed.flatten(0, 1).flatten(1), limit, order).reshape(smashed.shape)
 
 
 def reconstruction_loss(images: Tensor, truth: Tensor) -> Tensor:
