@@ -146,9 +146,9 @@ def _box(x: float, y: float, place: tuple[int, int], far: float, wide: float, hi
 
 
 def _covered(box: Box, taken: Sequence[Box], lines: Sequence[Box], inside: Sequence[float]) -> float:
-    """Pixels of a box that are taken; those over lines count less, those outside of the panel more."""
+    """Pixels of a box that are not free, weighed: over points and names, over lines, outside of the panel."""
     area = (box[2] - box[0]) * (box[3] - box[1])
-    there = sum(_overlap(box, other) for other in taken) + 0.3 * sum(_overlap(box, other) for other in lines)
+    there = 4.0 * sum(_overlap(box, other) for other in taken) + 0.3 * sum(_overlap(box, other) for other in lines)
     return there + 10.0 * (area - _overlap(box, (inside[0], inside[1], inside[2], inside[3])))
 
 
