@@ -75,7 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cut_pool": 2,
         "cut_codec": "int4",
         "gradient_codec": "int8",
-        "guard": 1.0,
+        "guard": 0.1,
         "guard_width": 32,
     },
 }
