@@ -92,13 +92,15 @@ def play(case: str, processes: Processes) -> dict[str, Any]:
     for _ in range(ROUNDS):
         state, seen = executor.round(state)
         metrics.append(asdict(seen))
-    evaluation = Evaluator(world, ledger, processes).evaluate(state)
+    evaluation = Evaluator(world, ledger, processes).evaluate_every_way(state)
     return {
         "state": state.to_tensors(),
         "metrics": metrics,
         "bytes": ledger.as_dict(),
         "messages": ledger.messages_as_dict(),
-        "evaluation": {k: torch.as_tensor(v) for k, v in asdict(evaluation).items()},
+        "evaluation": {
+            k: torch.as_tensor(list(v.values()) if isinstance(v, dict) else v) for k, v in asdict(evaluation).items()
+        },
     }
 
 
