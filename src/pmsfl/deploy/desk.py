@@ -32,7 +32,6 @@ class Desk:
         self.held: dict[str, dict[Key, str]] = {}  # taken in, not answered yet
         self.flags: dict[str, list[str]] = {}  # site -> what was refused of it lately
         self.timing = Timing()
-        self.heard = self.now()
         self.waiting = 0
 
     def meet(self, site: str, r: Request, new: bool) -> Answer:
@@ -52,7 +51,6 @@ class Desk:
             return self._refuse(site, str(e))
         key, digest = _key(request), request.digest
         with self.changed:
-            self.heard = self.now()
             self.timing.arrived(site, key, self.now())
             stored = self.answers.get(site, {}).get(key)
             if stored is not None and stored[0] == digest:

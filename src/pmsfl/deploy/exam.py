@@ -215,7 +215,9 @@ class LiveEvaluation:
         nothing = torch.zeros(0, dtype=w.dtype)
         rows = torch.zeros(1, len(smashed), dtype=torch.int64)
         top_plain = self.state.plain[w.plain_size(w.cut) :]
-        return Inputs(nothing, nothing, self.evaluator.top_weights(self.state, draw), top_plain, rows, None, {}, buffers)
+        return Inputs(
+            nothing, nothing, self.evaluator.top_weights(self.state, draw), top_plain, rows, None, {}, buffers
+        )
 
     def collected(self, draw: int, mode: int) -> bool:
         """Are the statistics of a mask complete?"""
@@ -242,9 +244,7 @@ class LiveEvaluation:
         return self._message(Kind.EVALUATION, logits.to(self.world.dtype), self.world.codec, client, index)
 
     def _message(self, kind: Kind, t: Tensor, codec: Codec, client: int, step: int) -> bytes:
-        m = Message(
-            kind, codec, tuple(t.shape), encode_tensor(t, codec), self.wire.run, self.state.round, client, step
-        )
+        m = Message(kind, codec, tuple(t.shape), encode_tensor(t, codec), self.wire.run, self.state.round, client, step)
         return self._count(Direction.DOWN, m.encode())
 
     def _count(self, direction: Direction, data: bytes) -> bytes:

@@ -32,7 +32,9 @@ class Line:
         self.call, self.give_up, self.pause = call, give_up, pause
         self.failures = 0
 
-    def ask(self, op: Op, round_: int = 0, step: int = 0, info: dict[str, Any] | None = None, wire: bytes = b"") -> Answer:
+    def ask(
+        self, op: Op, round_: int = 0, step: int = 0, info: dict[str, Any] | None = None, wire: bytes = b""
+    ) -> Answer:
         """The answer to a request; one of the errors above where it is not OK."""
         data = Request(op, round_, step, info or {}, wire).encode()
         answer = self._until_answered(data)

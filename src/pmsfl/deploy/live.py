@@ -98,9 +98,7 @@ class LiveRound:
         shape = (w.recipe.batch, *w.smashed_shapes[self.plan.depths[i]])
         for m in placed(data, self.wire.run, self.plan.round, client, step):
             if m.kind == Kind.SMASHED and (m.shape != shape or m.codec != w.cut_codec):
-                raise WireError(
-                    f"SMASHED: {m.codec.name} of shape {m.shape}, expected {w.cut_codec.name} of {shape}"
-                )
+                raise WireError(f"SMASHED: {m.codec.name} of shape {m.shape}, expected {w.cut_codec.name} of {shape}")
         smashed, labels = self.wire.read_step(data)
         if labels.numel() and int(labels.min()) < 0:
             raise WireError(f"LABELS of client {client}: a class below 0")

@@ -71,7 +71,7 @@ class ServerSide(Desk):
     def _open(self, rounds: int) -> None:
         self.phase, self.until, self.over = "enrol", rounds, None
         self.first: float | None = self.now()  # when the first site came to what is being waited for
-        self.heard = self.now()
+        self.moved = self.now()  # when anything last came or went on
         self.here: dict[str, str] = {}  # sites of this job -> their session
         self.absent: set[str] = set()  # of those, who missed the last deadline
         self.asked: dict[str, Request] = {}  # who waits for something to do
@@ -184,7 +184,11 @@ class ServerSide(Desk):
     def _train(self, site: str, client: int, r: Request, new: bool) -> Answer:
         live = self.live
         ended, outcome = self.settled.get(site, (-1, Answer(Status.OUT)))
-        if ended == r.round and (live is None or live.plan.round != ended) and not (new and outcome.status == Status.OK):
+        if (
+            ended == r.round
+            and (live is None or live.plan.round != ended)
+            and not (new and outcome.status == Status.OK)
+        ):
             return outcome
         if live is None or r.round != live.plan.round or (i := live.place(client)) is None:
             raise WireError(f"{r.op.name} for round {r.round + 1}, which is not under way with this site")
@@ -234,7 +238,7 @@ class ServerSide(Desk):
         if new and r.op != Op.STATISTICS:
             exam.part(client, draw, mode, TEST if r.op == Op.TEST else TRAIN, index, r.wire)
             self.take_in(site, r)
-            self.first = self.now()  # things move: the deadline starts again
+            self.first = self.moved = self.now()  # things move: the deadline starts again
             self.changed.notify_all()
         if r.op == Op.SUMS:
             return Answer(Status.OK)
@@ -253,12 +257,13 @@ class ServerSide(Desk):
     # --- moving on
 
     def _arrive(self) -> None:
+        self.moved = self.now()
         if self.first is None:
-            self.first = self.now()
+            self.first = self.moved
         self.changed.notify_all()
 
     def _move(self, phase: str) -> None:
-        self.phase, self.first = phase, None
+        self.phase, self.first, self.moved = phase, None, self.now()
         self.changed.notify_all()
 
     def _passed(self, seconds: float) -> bool:
@@ -271,10 +276,13 @@ class ServerSide(Desk):
         try:
             ticks = {"enrol": self._enrol, "gather": self._gather, "round": self._round, "exam": self._exam}
             ticks[self.phase]()
-            if self.over is None and self.now() - self.heard > self.patience.idle_seconds:
-                self.close(f"nobody has said anything for {self.patience.idle_seconds:g} s")
+            if self.over is None and self.now() - self.moved > self.patience.idle_seconds:
+                self.close(f"nothing has moved for {self.patience.idle_seconds:g} s: too few sites are there")
         except PmsflError as e:
             self.close(str(e))
+        except Exception as e:
+            self.close(f"the server failed: {e!r}")
+            raise
 
     def _enrol(self) -> None:
         if len(self.here) < len(self.roster.sites) and not self._passed(self.patience.enrol_seconds):
@@ -351,7 +359,8 @@ class ServerSide(Desk):
         except WireError as e:
             self._give(site, Answer(Status.REFUSED, {"reason": str(e)}))
             return
-        memory = Memory(indices, torch.zeros(len(indices), dtype=self.world.dtype))
+        own = indices if len(indices) else torch.zeros(0, dtype=torch.int64)  # numpy's empty arrays have odd strides
+        memory = Memory(own, torch.zeros(len(own), dtype=self.world.dtype))
         self.state = dataclasses.replace(self.state, bank=self.state.bank | {client: memory})
 
     def _round(self) -> None:

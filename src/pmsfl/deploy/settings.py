@@ -16,7 +16,7 @@ class Patience:
     enrol_seconds: float = 60.0  # for named sites that have not said hello
     gather_seconds: float = 30.0  # after the first site asked for a round
     step_seconds: float = 30.0  # after the first smashed data of a step, upload of a round, part of an evaluation
-    idle_seconds: float = 180.0  # nobody says anything: the round is given up
+    idle_seconds: float = 180.0  # nothing moves: the job is over
     hold_seconds: float = 20.0  # how long one call may be held; below the transport's own limit
     max_waiting: int = 64  # calls held at once; below the transport's number of threads
 

@@ -56,10 +56,11 @@ class SiteSide:
         self.asked = 0
         self.oldest = 0
         self.warned: set[str] = set()
+        self.pause = 0.5  # seconds before a call that failed is tried again
 
     def play(self, recipe: str, call: Call, give_up: float = 300.0) -> str:
         """Take part until the job is over; why it ended. Nothing that goes wrong here leaves as an exception."""
-        line = Line(call, give_up)
+        line = Line(call, give_up, self.pause)
         try:
             self._enrol(recipe, line)
             while True:
@@ -224,5 +225,3 @@ def _health(finished: Finished) -> dict[str, Any]:
     if finished.at_clip is not None:
         out["at_clip"] = finished.at_clip.double().tolist()
     return out
-
-

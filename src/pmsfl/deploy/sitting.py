@@ -58,9 +58,7 @@ class Sitting:
         self.calls += 1
         return self.calls
 
-    def _count(
-        self, draw: int, mode: int, rows: Tensor, train: int, tests: Tensor, test: int, line: Line
-    ) -> int:
+    def _count(self, draw: int, mode: int, rows: Tensor, train: int, tests: Tensor, test: int, line: Line) -> int:
         """How many tests are right under one mask."""
         masked, plain = self._weights(draw, mode)
         buffers = self._statistics(draw, mode, masked, plain, rows, train, line) if train else {}
