@@ -103,10 +103,10 @@ def test_a_site_that_dies_in_a_round_costs_the_others_nothing_but_its_mask(tmp_p
     sites["c"] = sites_of(tmp_path, wanted, three())["c"]
     rehearse(server, sites, 1)
     assert ways(server, "c") == ["in", "late", "in"]
-    memory, remembered = sites["c"]._memory(), server.state and server.state.bank[2]
+    memory = sites["c"]._memory()
     assert memory is not None
-    assert remembered is not None
-    assert torch.equal(memory.indices, remembered.indices)
+    assert server.state is not None
+    assert torch.equal(memory.indices, server.state.bank[2].indices)
 
 
 def test_a_site_that_hangs_is_out_until_the_next_round(tmp_path: Path) -> None:
@@ -153,7 +153,8 @@ def test_a_late_mask_is_dropped_as_the_reference_drops_it(tmp_path: Path) -> Non
 
 
 def test_a_site_whose_own_code_fails_skips_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, notes = recipe(eval_every=9), []
+    notes: list[str] = []
+    wanted = recipe(eval_every=9)
     server, sites = server_of(tmp_path, wanted, three(), HASTY), sites_of(tmp_path, wanted, three(), note=notes.append)
     right = type(sites["a"])._gradient
 
@@ -297,8 +298,13 @@ def test_sequential_steps_do_not_wait_for_anybody(tmp_path: Path) -> None:
 
     server, sites = server_of(tmp_path, wanted, three()), sites_of(tmp_path, wanted, three())
     held: list[float] = []
-    inner = server.timing.reported
-    server.timing.reported = lambda info: (held.extend(p[1] for p in info["trips"]), inner(info))[1]  # type: ignore[method-assign]
+    reported = server.timing.reported
+
+    def listen(trips: list[tuple[float, float]]) -> None:
+        held.extend(pair[1] for pair in trips)
+        reported(trips)
+
+    server.timing.reported = listen  # type: ignore[method-assign]
     rehearse(server, sites, 1, between(meddle))
     assert ways(server, "b") == ["in"]
     assert max(held) < 0.15  # nobody was held for b's sake

@@ -124,5 +124,4 @@ def test_without_given_statistics_sites_agree_on_the_pooled_ones(tmp_path: Path)
     own = federation.x[rows].astype(np.float64)
     assert server.roster.mean == pytest.approx([own.mean()], rel=1e-12)
     assert server.roster.std == pytest.approx([own.std()], rel=1e-12)
-    assert server.roster.shape == (1, 8, 8)
-    assert server.roster.classes == 4
+    assert server.roster.as_dict() | {"shape": (1, 8, 8), "classes": 4} == server.roster.as_dict()

@@ -40,7 +40,7 @@ class Place(NamedTuple):
     draw: int
     mode: int
     kind: int
-    index: int
+    number: int
 
 
 @dataclass
@@ -173,7 +173,7 @@ class LiveEvaluation:
         """Who has rows in a pass."""
         if p.lone >= 0:
             return [p.lone] if p.lone not in self.out else []
-        return [c for c in self.inside if self.world.depths[c] == p.depth and self._share(c, p.kind, p.index)]
+        return [c for c in self.inside if self.world.depths[c] == p.depth and self._share(c, p.kind, p.number)]
 
     @torch.no_grad()
     def play_complete(self) -> bool:

@@ -93,7 +93,7 @@ class LiveRound:
         expected = self.taken[i]
         if step != expected or step >= self.plan.steps[i] or (not self.sequential and step != self.step):
             raise WireError(
-                f"step {step + 1} of client {client} is out of order: step {expected + 1} of {self.plan.steps[i]} is due"
+                f"step {step + 1} of client {client} is out of order: {expected + 1} of {self.plan.steps[i]} is due"
             )
         shape = (w.recipe.batch, *w.smashed_shapes[self.plan.depths[i]])
         for m in placed(data, self.wire.run, self.plan.round, client, step):

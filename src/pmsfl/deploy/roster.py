@@ -213,8 +213,10 @@ class Manifest:
 
 def manifest_for(run: str, world: World, roster: Roster, client: int) -> Manifest:
     """The manifest of one site."""
-    assert roster.classes is not None and roster.shape is not None
-    assert roster.mean is not None and roster.std is not None
+    assert roster.classes is not None
+    assert roster.shape is not None
+    assert roster.mean is not None
+    assert roster.std is not None
     text = world.recipe.to_toml()
     fixed = (roster.sites, client, roster.classes, roster.shape, roster.mean, roster.std)
     return Manifest(run, text, *fixed, frozen_hash(world))
@@ -253,7 +255,9 @@ def with_depth(facts: Facts, depth: int | None) -> Facts:
 def _counted(
     roster: Roster, x: Array, y: Ints, train: Sequence[Ints], test: Sequence[Ints], sizes: Sequence[int]
 ) -> Federation:
-    assert roster.classes is not None and roster.mean is not None and roster.std is not None
+    assert roster.classes is not None
+    assert roster.mean is not None
+    assert roster.std is not None
     federation = Counted(
         name="deployment",
         x=x,

@@ -109,7 +109,8 @@ class Sitting:
         (m,) = placed(data, self.wire.run, self.round, self.client, 0)
         size = 2 * sum(c for _, c in names)
         vector = self._read(m, Kind.STATISTICS, (size,))
-        out, parts = {}, torch.split(vector, [c for _, c in names for _ in (0, 1)])
+        out: dict[str, Tensor] = {}
+        parts = torch.split(vector, [c for _, c in names for _ in (0, 1)])
         for (name, _), mean, variance in zip(names, parts[0::2], parts[1::2], strict=True):
             if bool((variance < 0.0).any()):
                 raise WireError("STATISTICS: a variance below 0")

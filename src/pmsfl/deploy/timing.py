@@ -37,17 +37,9 @@ class Timing:
         """Seconds since a site's last call."""
         return now - self.last.get(site, now)
 
-    def reported(self, info: Mapping[str, Any]) -> None:
-        """What a site measured in a round: pairs of a batch's round trip and how long the server held it."""
-        pairs = info.get("trips", [])
-        if not isinstance(pairs, list) or len(pairs) > MOST_REPORTED:
-            raise WireError(f"trips: a list of at most {MOST_REPORTED} pairs is expected")
-        for pair in pairs:
-            if not isinstance(pair, list) or len(pair) != 2 or any(type(v) not in (int, float) for v in pair):
-                raise WireError("trips: every entry is a pair of numbers")
-            if not 0.0 <= pair[1] <= pair[0] + 1.0 <= 1e6:
-                raise WireError(f"trips: {pair} are no sensible seconds")
-        for trip, held in pairs:
+    def reported(self, trips: list[tuple[float, float]]) -> None:
+        """What a site measured in a round, as `read_trips` returns it."""
+        for trip, held in trips:
             self.trips.append(trip)
             self.engine.append(max(trip - held, 0.0))
 
@@ -62,6 +54,19 @@ class Timing:
             "engine_share": round(sum(self.engine) / total, 4) if total > 0 else None,
             "steps": len(trips),
         }
+
+
+def read_trips(info: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Pairs of a batch's round trip and how long the server held it, in seconds; WireError where they are none."""
+    pairs = info.get("trips", [])
+    if not isinstance(pairs, list) or len(pairs) > MOST_REPORTED:
+        raise WireError(f"trips: a list of at most {MOST_REPORTED} pairs is expected")
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or any(type(v) not in (int, float) for v in pair):
+            raise WireError("trips: every entry is a pair of numbers")
+        if not (0.0 <= pair[0] <= 1e6 and 0.0 <= pair[1] <= 1e6):
+            raise WireError(f"trips: {pair} are no sensible seconds")
+    return [(trip, held) for trip, held in pairs]
 
 
 def _at(values: list[float], share: float) -> float | None:
