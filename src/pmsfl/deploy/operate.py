@@ -1,0 +1,180 @@
+"""Running a deployment: the processes on each host, and the jobs that the administrator submits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pmsfl.deploy.host import SiteConfig
+from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
+from pmsfl.deploy.job import check_deployable
+from pmsfl.deploy.settings import Patience
+from pmsfl.errors import PmsflError
+from pmsfl.recipe import Recipe
+
+Note = Callable[[str], None]
+CRASHES, WITHIN = 5, 300.0  # so many crashes in so many seconds end it
+
+
+def serve(kit: Path) -> int:
+    """Run the server's process until it is told to stop; its exit code."""
+    need_flare()
+    check_kit(kit, "server")
+    return _keep_running(kit, "server.server_train", "fed_server.json")
+
+
+def site(kit: Path, config: SiteConfig) -> int:
+    """Run a site's process until it is told to stop; its exit code."""
+    need_flare()
+    check_kit(kit, "client")
+    if not config.data.startswith("owner:") and not Path(config.data).is_file():
+        raise PmsflError(f"--data {config.data!r}: no such file; give an .npz, or owner:NAME of the recipe's data")
+    resolved = config.data if config.data.startswith("owner:") else str(Path(config.data).resolve())
+    SiteConfig(resolved, config.depth, config.repeat_simulation).write(kit)
+    return _keep_running(kit, "client.client_train", "fed_client.json", f"uid={kit.resolve().name}")
+
+
+def _keep_running(kit: Path, module: str, config: str, *more: str) -> int:
+    """One process, started again where it crashes."""
+    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(kit.resolve()), "-s", config]
+    command += ["--set", "secure_train=true", *more, "org=pmsfl", "config_folder=config"]
+    (kit / "transfer").mkdir(exist_ok=True)
+    crashes: list[float] = []
+    while True:
+        for name in ("shutdown.fl", "restart.fl", "pid.fl"):
+            (kit / name).unlink(missing_ok=True)
+        child = subprocess.Popen(command, cwd=kit)
+        with _passing_on(child):
+            code = child.wait()
+        if code == 0 or (kit / "shutdown.fl").exists() or code in (-signal.SIGTERM, -signal.SIGINT):
+            return 0
+        crashes = [t for t in crashes if time.monotonic() - t < WITHIN] + [time.monotonic()]
+        if len(crashes) >= CRASHES:
+            return code
+        time.sleep(2.0)
+
+
+@contextlib.contextmanager
+def _passing_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whoever stops this process stops the child."""
+
+    def stop(number: int, frame: Any) -> None:
+        child.terminate()
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+# --- the administrator
+
+
+@contextlib.contextmanager
+def session(kit: Path) -> Iterator[Any]:
+    """A secured session with the server."""
+    need_flare()
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    read_plan(kit)
+    try:
+        found = new_secure_session(ADMIN, str(kit.resolve()), timeout=20.0)
+    except Exception as e:
+        raise PmsflError(f"no session with the server: {e}; is `pmsfl deploy server` running?") from None
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> None:
+    """Submit jobs of a few rounds until the recipe's last round is done. Call it again to go on."""
+    check_deployable(recipe)
+    plan = read_plan(kit)
+    failures = 0
+    while True:
+        with session(kit) as s:
+            done = status_of(s, run)
+            if done is not None and done["round"] >= recipe.rounds:
+                note(f"run {run} is complete: {done['round']} rounds")
+                return
+            reached = 0 if done is None else done["round"]
+            job = s.submit_job(str(job_folder(kit, recipe, run, plan["sites"], job_rounds, patience)))
+            note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
+            outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
+            after = status_of(s, run)
+        if after is not None and after["round"] > reached:
+            failures = 0
+            note(f"round {after['round']} of {after['rounds']}, accuracy {after['accuracy']}")
+            continue
+        failures += 1
+        said = "" if after is None else after.get("failed") or ""
+        note(f"the job made no round ({outcome.get('status')}) {said}")
+        if failures >= 3:
+            raise PmsflError(f"three jobs in a row made no round; see the server's log. {said}")
+
+
+def job_folder(
+    kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience
+) -> Path:
+    """A job as FLARE takes it, written below the kit; its folder."""
+    need_flare()
+    from nvflare.collab import CollabRecipe
+
+    from pmsfl.deploy.flare import FlareServer, FlareSite
+
+    server = FlareServer(run, recipe.to_toml(), sites, rounds, patience.as_dict())
+    least = min(patience.min_clients, len(sites))
+    job = CollabRecipe(job_name=f"pmsfl-{run}", server=server, client=FlareSite(), min_clients=least)
+    target = kit.resolve() / "jobs"
+    job.export(str(target))
+    return target / f"pmsfl-{run}"
+
+
+def status_of(s: Any, run: str) -> dict[str, Any] | None:
+    """What the server last wrote down of a run; None before its first job."""
+    import json
+
+    try:
+        text = s.cat_target("server", file=f"pmsfl/runs/{run}/status.json")
+        found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    except Exception:
+        return None
+    return found
+
+
+def status(kit: Path, run: str) -> dict[str, Any]:
+    """The state of a run and of the engine, asked over the administrator's session."""
+    with session(kit) as s:
+        found = status_of(s, run)
+        info = s.get_system_info()
+        connected = sorted(c.name for c in info.client_info)
+        return {"run": found, "connected": connected, "jobs": _jobs(s, run)}
+
+
+def _jobs(s: Any, run: str) -> list[dict[str, Any]]:
+    jobs = s.list_jobs()
+    mine = [j for j in jobs if j.get("job_name", j.get("name")) == f"pmsfl-{run}"]
+    return [{"id": j.get("job_id"), "status": j.get("status")} for j in mine[-5:]]
+
+
+def stop(kit: Path, everything: bool) -> list[str]:
+    """Abort the jobs that run; with `everything`, shut the server and all sites down. What was done, in lines."""
+    lines = []
+    with session(kit) as s:
+        for job in s.list_jobs():
+            if str(job.get("status", "")).startswith(("RUNNING", "SUBMITTED", "DISPATCHED", "APPROVED")):
+                s.abort_job(job["job_id"])
+                lines.append(f"job {job['job_id']} aborted")
+        if everything:
+            s.shutdown("all")
+            lines.append("server and sites are shutting down")
+    return lines or ["nothing was running"]
