@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.deploy.host import SiteConfig
-from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
 from pmsfl.deploy.job import check_deployable
+from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
 from pmsfl.deploy.settings import Patience
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 
 Note = Callable[[str], None]
+ATTEMPTS, PAUSE = 5, 5.0  # jobs that make no round, and the seconds between them
 CRASHES, WITHIN = 5, 300.0  # so many crashes in so many seconds end it
 
 
@@ -98,33 +99,46 @@ def session(kit: Path) -> Iterator[Any]:
 def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> None:
     """Submit jobs of a few rounds until the recipe's last round is done. Call it again to go on."""
     check_deployable(recipe)
-    plan = read_plan(kit)
-    failures = 0
+    read_plan(kit)
+    failures, reached = 0, -1
     while True:
-        with session(kit) as s:
-            done = status_of(s, run)
-            if done is not None and done["round"] >= recipe.rounds:
-                note(f"run {run} is complete: {done['round']} rounds")
-                return
-            reached = 0 if done is None else done["round"]
-            job = s.submit_job(str(job_folder(kit, recipe, run, plan["sites"], job_rounds, patience)))
-            note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
-            outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
-            after = status_of(s, run)
-        if after is not None and after["round"] > reached:
-            failures = 0
-            note(f"round {after['round']} of {after['rounds']}, accuracy {after['accuracy']}")
-            continue
-        failures += 1
-        said = "" if after is None else after.get("failed") or ""
-        note(f"the job made no round ({outcome.get('status')}) {said}")
-        if failures >= 3:
-            raise PmsflError(f"three jobs in a row made no round; see the server's log. {said}")
+        try:
+            done = _one_job(kit, recipe, run, job_rounds, patience, note)
+        except Exception as e:  # the server may be restarting: what it has on disk is safe
+            done, said = reached, str(e)
+        else:
+            said = "no round was made"
+        if done >= recipe.rounds:
+            note(f"run {run} is complete: {done} rounds")
+            return
+        failures = 0 if done > reached else failures + 1
+        reached = max(done, reached)
+        if failures:
+            note(f"attempt {failures} of {ATTEMPTS}: {said}")
+            if failures >= ATTEMPTS:
+                raise PmsflError(f"{ATTEMPTS} attempts in a row made no round; see the server's log. {said}")
+            time.sleep(PAUSE)
 
 
-def job_folder(
-    kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience
-) -> Path:
+def _one_job(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> int:
+    """Submit a job and wait for its end; how many rounds the run then has."""
+    with session(kit) as s:
+        before = status_of(s, run)
+        reached = 0 if before is None else before["round"]
+        if reached >= recipe.rounds:
+            return int(reached)
+        folder = job_folder(kit, recipe, run, read_plan(kit)["sites"], job_rounds, patience)
+        job = s.submit_job(str(folder))
+        note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
+        outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
+        after = status_of(s, run)
+    if after is None:
+        raise PmsflError(f"the job ended as {outcome.get('status')} before it began")
+    note(f"round {after['round']} of {after['rounds']}, accuracy {after['accuracy']}; {outcome.get('status')}")
+    return int(after["round"])
+
+
+def job_folder(kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience) -> Path:
     """A job as FLARE takes it, written below the kit; its folder."""
     need_flare()
     from nvflare.collab import CollabRecipe

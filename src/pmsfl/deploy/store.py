@@ -51,7 +51,7 @@ class Store:
 
     def remember(self, world: World, depth: int, run: str, round_: int, memory: Memory, oldest: int) -> None:
         """Keep a memory; those that no checkpoint of the server can need any more go."""
-        folder = self.folder / _safe(run)
+        folder = self.folder / safe_name(run)
         folder.mkdir(exist_ok=True)
         self._write(folder / f"memory-{round_:06d}.safetensors", pack_memory(memory, world, depth))
         before = [(r, f) for r, f in self._memories(run) if r <= oldest]
@@ -60,7 +60,7 @@ class Store:
 
     def _memories(self, run: str) -> list[tuple[int, Path]]:
         found = []
-        for file in (self.folder / _safe(run)).glob("memory-*.safetensors"):
+        for file in (self.folder / safe_name(run)).glob("memory-*.safetensors"):
             if match := re.fullmatch(r"memory-(\d+)\.safetensors", file.name):
                 found.append((int(match[1]), file))
         return sorted(found)
@@ -75,7 +75,7 @@ class Store:
         temporary.replace(path)
 
 
-def _safe(run: str) -> str:
+def safe_name(run: str) -> str:
     """A run's name comes from the server: it must not lead out of the folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
         raise PmsflError(f"run {run!r}: letters, digits, '.', '_' and '-' only")
