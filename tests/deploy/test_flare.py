@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pmsfl.deploy import kits
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.world import World
@@ -41,20 +42,27 @@ def free_port() -> int:
         return port
 
 
+def keep(call: str) -> list[str]:
+    """What `pmsfl deploy server` and `site` do, without the time it takes to load torch in each of them."""
+    head = "from pathlib import Path; from pmsfl.deploy.operate import *; from pmsfl.deploy.host import SiteConfig"
+    return [sys.executable, "-c", f"{head}; {call}"]
+
+
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """Kits, a running server and three running sites."""
     path, port = tmp_path_factory.mktemp("federation") / "kits", free_port()
-    subprocess.run(pmsfl("deploy", "init", path, "--sites", ",".join(SITES), "--port", port), check=True)
+    kits.init(path, SITES, "localhost", port)
     owners = World(Recipe.load("demo", CHANGES)).federation.owners
     with (path / "log.txt").open("w") as log:
-        running = [subprocess.Popen(pmsfl("deploy", "server", path / "localhost"), stdout=log, stderr=log)]
+        words = [keep(f"serve(Path('{path}/localhost'))")]
+        words += [
+            keep(f"site(Path('{path}/{s}'), SiteConfig('owner:{o}', None, True))")
+            for s, o in zip(SITES, owners, strict=True)
+        ]
+        running = [subprocess.Popen(w, stdout=log, stderr=log) for w in words]
         listening(port)
-        for site, owner in zip(SITES, owners, strict=True):
-            words = pmsfl("deploy", "site", path / site, "--data", f"owner:{owner}", "--repeat-simulation")
-            running.append(subprocess.Popen(words, stdout=log, stderr=log))
         yield path, port
-        subprocess.run(pmsfl("deploy", "stop", path / "admin", "--all"), timeout=60, stdout=log, stderr=log)
         for process in running:
             process.terminate()
         for process in running:
@@ -100,8 +108,8 @@ def test_a_run_over_mutual_tls_is_the_reference_executors(federation: tuple[Path
     torch.testing.assert_close(tensors["shared"], state.shared, rtol=0, atol=1e-9)
     torch.testing.assert_close(tensors["plain"], state.plain, rtol=0, atol=1e-9)
 
-    said = subprocess.run(pmsfl("deploy", "status", path / "admin", "--json"), capture_output=True, text=True)
-    found = json.loads(said.stdout.splitlines()[-1])
+    shown = subprocess.run(pmsfl("deploy", "status", path / "admin", "--json"), capture_output=True, text=True)
+    found = json.loads(shown.stdout.splitlines()[-1])
     assert found["connected"] == list(SITES)
     assert found["run"]["round"] == 2
     assert found["run"]["accuracy"] == pytest.approx(Evaluator(world).evaluate(state).accuracy, abs=1e-9)
@@ -115,8 +123,7 @@ def test_without_a_certificate_of_this_authority_nobody_gets_in(federation: tupl
     with pytest.raises((ssl.SSLError, ConnectionError)):
         handshake(port, None, authority)
     foreign = tmp_path / "foreign"
-    words = pmsfl("deploy", "init", foreign, "--sites", ",".join(SITES), "--port", port)
-    subprocess.run(words, check=True, capture_output=True)
+    kits.init(foreign, SITES, "localhost", port)
     with pytest.raises((ssl.SSLError, ConnectionError)):
         handshake(port, foreign / "a", authority)
 
@@ -128,14 +135,22 @@ def test_a_site_cannot_take_anothers_name(federation: tuple[Path, int], tmp_path
     shutil.copytree(path / "b", fake, ignore=shutil.ignore_patterns("pmsfl", "*.fl"))
     config = fake / "startup" / "fed_client.json"
     config.write_text(config.read_text().replace('"fqsn": "b"', '"fqsn": "d"'))
-    words = pmsfl("deploy", "site", fake, "--data", "owner:x")
     with (tmp_path / "log.txt").open("w") as log:
+        words = keep(f"site(Path('{fake}'), SiteConfig('owner:x'))")
         process = subprocess.Popen(words, stdout=log, stderr=log)
-        time.sleep(10)
+        closed = said(tmp_path / "log.txt", "] is closed", 30.0)
         process.terminate()
         process.wait(30)
-    said = subprocess.run(
-        pmsfl("deploy", "status", path / "admin", "--run", "none", "--json"), capture_output=True, text=True
-    )
-    assert json.loads(said.stdout.splitlines()[-1])["connected"] == list(SITES)
-    assert "d" not in (path / "localhost" / "log.txt").read_text().split("registered")
+    server = (path / "localhost" / "log.txt").read_text()
+    assert closed
+    assert "client b registered" in server
+    assert "client d registered" not in server
+
+
+def said(file: Path, what: str, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if what in file.read_text():
+            return True
+        time.sleep(0.2)
+    return False

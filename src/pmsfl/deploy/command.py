@@ -37,7 +37,7 @@ def serve(kit: Path) -> None:
 
 def site(kit: Path, data: str, depth: int | None, repeat_simulation: bool) -> None:
     """Run a site until it is stopped."""
-    note(f"site {kit.resolve().name}: {data} stays here")
+    note(f"{data} stays on this host")
     if code := operate.site(kit, SiteConfig(data, depth, repeat_simulation)):
         raise PmsflError(f"the site ended with code {code}; see {kit}/log.txt")
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pmsfl.errors import PmsflError
-from pmsfl.rundir import write_whole
 
 CONFIG = Path("local") / "pmsfl.json"
 
@@ -34,8 +33,16 @@ class SiteConfig:
     def write(self, kit: Path) -> None:
         """Put the configuration into a kit, for its owner's eyes."""
         (kit / CONFIG).parent.mkdir(exist_ok=True)
-        write_whole(kit / CONFIG, json.dumps(asdict(self), indent=1) + "\n")
-        (kit / CONFIG).chmod(0o600)
+        temporary = (kit / CONFIG).with_suffix(".tmp")
+        temporary.touch(0o600)
+        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(kit / CONFIG)
+
+
+def site_name(kit: Path) -> str:
+    """The name that a site's kit was made for."""
+    content = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+    return str(content["client"]["fqsn"])
 
 
 def runs_folder(kit: Path) -> Path:

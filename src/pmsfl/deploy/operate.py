@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pmsfl.deploy.host import SiteConfig
-from pmsfl.deploy.job import check_deployable
+from pmsfl.deploy.host import SiteConfig, site_name
 from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
 from pmsfl.deploy.settings import Patience
 from pmsfl.errors import PmsflError
@@ -38,7 +37,7 @@ def site(kit: Path, config: SiteConfig) -> int:
         raise PmsflError(f"--data {config.data!r}: no such file; give an .npz, or owner:NAME of the recipe's data")
     resolved = config.data if config.data.startswith("owner:") else str(Path(config.data).resolve())
     SiteConfig(resolved, config.depth, config.repeat_simulation).write(kit)
-    return _keep_running(kit, "client.client_train", "fed_client.json", f"uid={kit.resolve().name}")
+    return _keep_running(kit, "client.client_train", "fed_client.json", f"uid={site_name(kit)}")
 
 
 def _keep_running(kit: Path, module: str, config: str, *more: str) -> int:
@@ -98,6 +97,8 @@ def session(kit: Path) -> Iterator[Any]:
 
 def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> None:
     """Submit jobs of a few rounds until the recipe's last round is done. Call it again to go on."""
+    from pmsfl.deploy.job import check_deployable  # here, so that keeping a process alive does not need torch
+
     check_deployable(recipe)
     read_plan(kit)
     failures, reached = 0, -1
@@ -127,7 +128,9 @@ def _one_job(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Pat
         reached = 0 if before is None else before["round"]
         if reached >= recipe.rounds:
             return int(reached)
-        folder = job_folder(kit, recipe, run, read_plan(kit)["sites"], job_rounds, patience)
+        sites = read_plan(kit)["sites"]
+        _wait_for_sites(s, sites, min(patience.min_clients, len(sites)), patience.enrol_seconds)
+        folder = job_folder(kit, recipe, run, sites, job_rounds, patience)
         job = s.submit_job(str(folder))
         note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
         outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
@@ -136,6 +139,22 @@ def _one_job(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Pat
         raise PmsflError(f"the job ended as {outcome.get('status')} before it began")
     note(f"round {after['round']} of {after['rounds']}, accuracy {after['accuracy']}; {outcome.get('status')}")
     return int(after["round"])
+
+
+def _wait_for_sites(s: Any, sites: list[str], least: int, seconds: float) -> None:
+    """Until all named sites are connected, or enough of them and the time is up; PmsflError where they are not."""
+    until = time.monotonic() + seconds
+    while (there := connected(s)) != sorted(sites):
+        if time.monotonic() >= until:
+            if len(there) >= least:
+                return
+            raise PmsflError(f"{len(there)} of {len(sites)} sites are connected, at least {least} are needed")
+        time.sleep(1.0)
+
+
+def connected(s: Any) -> list[str]:
+    """The sites that the server hears from."""
+    return sorted(c.name for c in s.get_system_info().client_info)
 
 
 def job_folder(kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience) -> Path:
@@ -169,9 +188,7 @@ def status(kit: Path, run: str) -> dict[str, Any]:
     """The state of a run and of the engine, asked over the administrator's session."""
     with session(kit) as s:
         found = status_of(s, run)
-        info = s.get_system_info()
-        connected = sorted(c.name for c in info.client_info)
-        return {"run": found, "connected": connected, "jobs": _jobs(s, run)}
+        return {"run": found, "connected": connected(s), "jobs": _jobs(s, run)}
 
 
 def _jobs(s: Any, run: str) -> list[dict[str, Any]]:
@@ -186,8 +203,11 @@ def stop(kit: Path, everything: bool) -> list[str]:
     with session(kit) as s:
         for job in s.list_jobs():
             if str(job.get("status", "")).startswith(("RUNNING", "SUBMITTED", "DISPATCHED", "APPROVED")):
-                s.abort_job(job["job_id"])
-                lines.append(f"job {job['job_id']} aborted")
+                try:
+                    s.abort_job(job["job_id"])
+                    lines.append(f"job {job['job_id']} aborted")
+                except Exception:  # its process is gone: a server that was killed still lists it as running
+                    lines.append(f"job {job['job_id']} was not running any more")
         if everything:
             s.shutdown("all")
             lines.append("server and sites are shutting down")
