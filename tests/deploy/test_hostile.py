@@ -438,6 +438,23 @@ def test_more_steps_than_a_round_has_are_refused_by_the_site(tmp_path: Path) -> 
     assert any("the server asks for 500 steps" in n for n in notes)
 
 
+def test_a_round_is_not_played_again_and_again(tmp_path: Path) -> None:
+    """Every time shows the server the same records once more; a resumed run needs it a few times, not more."""
+    wanted, federation = recipe(rounds=1, eval_every=9), three()
+    quick = Patience(2, 1.0, 1.0, 1.0, 2.0, 0.3, 64)
+    notes: list[str] = []
+    for attempt in range(3):
+        server = server_of(tmp_path / str(attempt), wanted, federation, quick)
+        sites = sites_of(tmp_path, wanted, federation)
+        sites["b"] = SiteSide(
+            tmp_path / "b", data_of(federation, 1), guard=Guard(repeats=2), note=notes.append, keys=Keys.of_seed(0)
+        )
+        rehearse(server, sites, 1)
+        way = server.books.directory.metrics()[0]["sites"]["b"]
+        assert way == ("late" if attempt == 2 else "in")
+    assert any("would be played 3 times" in n for n in notes)
+
+
 def test_a_wide_model_is_refused_by_a_small_site(tmp_path: Path) -> None:
     _, ended = meddled(tmp_path, lambda answer, r: answer, guard=Guard(max_width=2))
     assert "width = 4" in ended["b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pmsfl.deploy.roster import Roster
 from pmsfl.engine.evaluate import Evaluation
 from pmsfl.engine.metrics import RoundMetrics, check_finite
 from pmsfl.engine.plan import RoundPlan
-from pmsfl.engine.spending import Spending
+from pmsfl.engine.spending import Spending, Spent
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.recipe import Recipe
@@ -54,11 +55,11 @@ class Books:
     def restore(self, world: World, note: Callable[[str], None]) -> State:
         """The state of the newest whole checkpoint, or the first one."""
         found = self.directory.load_checkpoint(
-            lambda tensors, about: (State.from_tensors(world, tensors), Totals.of(about)), note
+            lambda tensors, about: (State.from_tensors(world, tensors), Totals.of(about), _spent(about)), note
         )
         state = State.initial(world)
         if found is not None:
-            state, self.totals = found
+            state, self.totals, self.spending = found
         self.directory.cut_metrics(state.round)
         self.saved = state.round
         self.began = time.perf_counter()
@@ -99,11 +100,16 @@ class Books:
         """The state on disk, unless it is there already."""
         if state.round == self.saved:
             return
-        keep = self.recipe.keep_checkpoints
-        self.directory.save_checkpoint(state.round, state.to_tensors(), self.totals.metadata(), keep)
+        about = self.totals.metadata() | {"spent": {str(c): asdict(s) for c, s in self.spending.clients.items()}}
+        self.directory.save_checkpoint(state.round, state.to_tensors(), about, self.recipe.keep_checkpoints)
         self.saved = state.round
 
     def write_status(self, content: dict[str, Any]) -> None:
         """What `pmsfl deploy status` reads. A disk that is full must not stop a round."""
         with contextlib.suppress(Exception):
             self.directory.write_json(STATUS, content)
+
+
+def _spent(about: dict[str, Any]) -> Spending:
+    """What had been shown to the server when a checkpoint was written."""
+    return Spending({int(c): Spent(**s) for c, s in about["spent"].items()})

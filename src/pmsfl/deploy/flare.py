@@ -69,7 +69,13 @@ class FlareSite:
         """Take part until the job is over; why it ended."""
         _quiet()
         log = logging.getLogger("pmsfl.deploy")
-        root = Path(collab.workspace.get_root_dir())
+        try:
+            return self._play(recipe, Path(collab.workspace.get_root_dir()), log)
+        except Exception as e:  # whatever is wrong here must not end the job of the others
+            log.error("this site takes no part: %s", e)
+            return f"failed: {e!r}"
+
+    def _play(self, recipe: str, root: Path, log: logging.Logger) -> str:
         config = SiteConfig.read(root)
         keys = None
         if config.repeat_simulation:

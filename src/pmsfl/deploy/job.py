@@ -260,6 +260,8 @@ class Job(Desk):
         for i in self.live.inside:
             self.live.leave_out(i, f"the round was given up: {reason}")
         self._settle(self.live)
+        if self.world is not None:  # what was sent was seen, whether it counts or not
+            self.books.spending = self.books.spending.after(self.world, self.live.actual())
         self.books.totals.ledger.load(self.before.as_dict(), self.before.messages_as_dict())
         self._between()
 

@@ -182,13 +182,16 @@ class LiveRound:
         self.uploads.plain[i, view.sent] = plain
         self.uploads.plain_held[i, view.sent] = True
 
+    def actual(self) -> RoundPlan:
+        """The plan with the steps that were made, and whoever has not uploaded as late."""
+        clients = range(len(self.plan.clients))
+        late, steps = tuple(i not in self.done for i in clients), tuple(self.taken[i] for i in clients)
+        return dataclasses.replace(self.plan, late=late, steps=steps)
+
     def merge(self) -> tuple[State, RoundMetrics, RoundPlan]:
         """The next state from those that came through, what was seen on the way, and the round as it turned out."""
-        late = tuple(i not in self.done for i in range(len(self.plan.clients)))
-        steps = tuple(self.taken[i] for i in range(len(self.plan.clients)))
-        actual = dataclasses.replace(self.plan, late=late, steps=steps)
-        self.server.plan = actual
-        self.server.samples = sum(steps) * self.world.recipe.batch
+        self.server.plan = actual = self.actual()
+        self.server.samples = sum(actual.steps) * self.world.recipe.batch
         state = self.server.finish(self.uploads, self.memories)
         done = [self.done[i] for i in sorted(self.done)]
         return state, collect(self.world, self.server, done, actual), actual

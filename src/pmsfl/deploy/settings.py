@@ -48,4 +48,5 @@ class Guard:
     values: float = 1e3  # largest |value| of weights and norms that come down
     max_width: int = 1024  # of a model it is asked to build
     max_parameters: int = 200_000_000
+    repeats: int = 5  # how often it plays the same round: each time shows the server its records once more
     own_code: bool = False  # may the recipe name a model outside this package?

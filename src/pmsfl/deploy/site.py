@@ -174,6 +174,10 @@ class SiteSide:
         steps = local_steps(w.recipe, len(w.train_rows[self.client]))
         if answer.info.get("steps") != steps or not self.round < w.recipe.rounds:
             raise Refusal(f"the server asks for {answer.info.get('steps')} steps; a round of this site has {steps}")
+        if (times := self.store.count_round(self.manifest.run, self.round)) > self.guard.repeats:
+            raise Refusal(
+                f"round {self.round + 1} would be played {times} times; this site allows {self.guard.repeats}"
+            )
         shared, plain = self._start(answer)
         w.model.train()
         clock, memory = w.clock(self.round), self._memory()

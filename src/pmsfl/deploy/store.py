@@ -1,6 +1,7 @@
 """What a site keeps on its own disk: its secret, what it agreed to at enrolment, its personal coordinates.
 
 secret          32 bytes, mode 600           pins.json   run -> hash of the manifest it enrolled with
+RUN/rounds.json      how often each round was played
 RUN/memory-000012.safetensors    its Memory after that round. Several are kept: the server may go back.
 """
 
@@ -57,6 +58,15 @@ class Store:
         before = [(r, f) for r, f in self._memories(run) if r <= oldest]
         for _, file in before[:-1]:
             file.unlink(missing_ok=True)
+
+    def count_round(self, run: str, round_: int) -> int:
+        """How often this round has been begun, this time included."""
+        file = self.folder / safe_name(run) / "rounds.json"
+        file.parent.mkdir(exist_ok=True)
+        counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        counts[str(round_)] = counts.get(str(round_), 0) + 1
+        self._write(file, json.dumps(counts).encode())
+        return counts[str(round_)]
 
     def _memories(self, run: str) -> list[tuple[int, Path]]:
         found = []
