@@ -10,7 +10,7 @@ import pytest
 
 from pmsfl.deploy.command import run_name
 from pmsfl.deploy.host import CONFIG, SiteConfig
-from pmsfl.deploy.job import check_deployable
+from pmsfl.deploy.rules import check_deployable
 from pmsfl.errors import PmsflError
 
 from ..conftest import Pmsfl

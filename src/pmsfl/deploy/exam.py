@@ -109,7 +109,7 @@ class LiveEvaluation:
         if [m.kind for m in messages] != wanted:
             raise WireError(f"expected {', '.join(k.name for k in wanted)}")
         shape = (self._share(client, kind, index), *w.smashed_shapes[depth])
-        smashed = self._floats(messages[0], shape, w.cut_codec)
+        smashed = self.wire._floats(messages[0], self._shaped(messages[0], shape, w.cut_codec))
         sums = None
         if kind == TRAIN:
             names = self.names(depth)
@@ -145,12 +145,6 @@ class LiveEvaluation:
         if m.shape != shape or m.codec != codec:
             raise WireError(f"{m.kind.name}: {m.codec.name} of {m.shape}, expected {codec.name} of {shape}")
         return shape
-
-    def _floats(self, m: Message, shape: tuple[int, ...], codec: Codec) -> Tensor:
-        out = decode_tensor(m.payload, self._shaped(m, shape, codec), m.codec, self.world.dtype)
-        if not torch.isfinite(out).all():
-            raise WireError(f"{m.kind.name} of client {m.client} is not finite")
-        return out
 
     def names(self, depth: int) -> Names:
         """The norms of a bottom in the order a forward pass meets them, as `packed` sums name them."""

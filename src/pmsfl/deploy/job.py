@@ -7,21 +7,21 @@ a deadline passed, moves it on; all of this happens under the desk's lock.
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pmsfl.deploy.books import Books
 from pmsfl.deploy.desk import Desk, Note, system_clock
 from pmsfl.deploy.exam import LiveEvaluation
 from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
-from pmsfl.deploy.roster import Roster, server_world
+from pmsfl.deploy.roster import Roster
+from pmsfl.deploy.rules import check_deployable, digest_of, hides_smashed
 from pmsfl.deploy.settings import Bounds, Patience
+from pmsfl.deploy.worlds import server_world
 from pmsfl.engine.evaluate import Evaluation, evaluates_after
 from pmsfl.engine.metrics import RoundMetrics
 from pmsfl.engine.plan import RoundPlan, cohort_size, plan_round
@@ -329,21 +329,3 @@ class Job(Desk):
 
     def _sizes(self) -> tuple[int, ...]:
         return tuple(max(1, n) for n in self.roster.sizes())
-
-
-def check_deployable(recipe: Recipe) -> None:
-    """PmsflError where a recipe asks for what a deployment cannot do."""
-    if recipe.labels == "u-shape":
-        raise PmsflError("labels = 'u-shape' is not deployed yet; take labels = 'randomised' or 'shared'")
-    if recipe.pretrained:
-        raise PmsflError("pretrained names a file of one host; a deployment derives frozen weights from the seed")
-
-
-def hides_smashed(recipe: Recipe) -> bool:
-    """Is noise promised on smashed data? Then nothing leaves a site without it, and there is no evaluation."""
-    return recipe.dp_smashed != "off" or recipe.method == "splitfed-dp"
-
-
-def digest_of(indices: Tensor) -> int:
-    """A short fingerprint of a personal set, int64 [n]."""
-    return zlib.crc32(indices.cpu().to(torch.int64).numpy().tobytes())

@@ -97,7 +97,7 @@ def session(kit: Path) -> Iterator[Any]:
 
 def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> None:
     """Submit jobs of a few rounds until the recipe's last round is done. Call it again to go on."""
-    from pmsfl.deploy.job import check_deployable  # here, so that keeping a process alive does not need torch
+    from pmsfl.deploy.rules import check_deployable  # here, so that keeping a process alive does not need torch
 
     check_deployable(recipe)
     read_plan(kit)

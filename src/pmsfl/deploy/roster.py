@@ -1,22 +1,16 @@
-"""Who takes part in a deployment, with what; and the World that each side builds from it.
-
-The server's World has no rows: only how many each site holds. A site's World has its own rows and nobody else's.
-"""
+"""Who takes part in a deployment, with what, and what each site is told."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pmsfl.data.federation import Federation
 from pmsfl.data.source import Array, Ints
-from pmsfl.engine.plan import Keys, assign_depths
-from pmsfl.engine.world import World
+from pmsfl.engine.plan import assign_depths
 from pmsfl.errors import PmsflError
 from pmsfl.models.registry import make_model
 from pmsfl.recipe import Recipe
@@ -151,26 +145,6 @@ class Roster:
         return Roster(tuple(content["sites"]), facts, classes=content["classes"], **plain)
 
 
-class Counted(Federation):
-    """A federation of which this host has at most one client's rows: the others are only counted."""
-
-    counted: tuple[int, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of training rows of each client."""
-        return self.counted
-
-
-def server_world(recipe: Recipe, roster: Roster) -> World:
-    """The server's World: no rows at all."""
-    assert roster.shape is not None
-    rows = np.zeros((0, *roster.shape), np.float32)
-    nobody = [np.zeros(0, np.int64) for _ in roster.sites]
-    counted = _counted(roster, rows, np.zeros(0, np.int64), nobody, nobody, [max(1, n) for n in roster.sizes()])
-    return World(roster.recipe(recipe), "cpu", counted)
-
-
 @dataclass(frozen=True)
 class Manifest:
     """What a site is told: the recipe, its number, how data are normalised, what the frozen weights hash to."""
@@ -211,68 +185,11 @@ class Manifest:
         return asdict(self)
 
 
-def manifest_for(run: str, world: World, roster: Roster, client: int) -> Manifest:
-    """The manifest of one site."""
-    assert roster.classes is not None
-    assert roster.shape is not None
-    assert roster.mean is not None
-    assert roster.std is not None
-    text = world.recipe.to_toml()
-    fixed = (roster.sites, client, roster.classes, roster.shape, roster.mean, roster.std)
-    return Manifest(run, text, *fixed, frozen_hash(world))
-
-
-def site_world(recipe: Recipe, m: Manifest, x: Array, y: Ints, train: Ints, test: Ints, keys: Keys) -> World:
-    """A site's World: its own rows, the others' left empty."""
-    empty = np.zeros(0, np.int64)
-    trains = [train if k == m.client else empty for k in range(len(m.sites))]
-    tests = [test if k == m.client else empty for k in range(len(m.sites))]
-    roster = Roster(m.sites, {}, m.shape, m.classes, m.mean, m.std)
-    sizes = [len(train) if k == m.client else 1 for k in range(len(m.sites))]
-    return World(recipe, "cpu", _counted(roster, x, y, trains, tests, sizes), keys)
-
-
-def frozen_hash(world: World) -> str:
-    """sha256 of the frozen weights and of the scores and norms everybody begins with."""
-    digest = hashlib.sha256()
-    for t in (world.frozen, world.initial_scores, world.initial_plain):
-        digest.update(t.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def moments(x: Array, rows: Ints) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and mean squared deviation per channel over some rows; bytes on the scale 0..1."""
     axes = (0, 2, 3) if x.ndim == 4 else (0, 1)
     own = x[rows].astype(np.float64) / (255.0 if x.dtype == np.uint8 else 1.0)
     return tuple(own.mean(axes).tolist()), tuple(own.var(axes).tolist())
-
-
-def with_depth(facts: Facts, depth: int | None) -> Facts:
-    """The same facts with a depth of the site's own choice."""
-    return replace(facts, depth=depth)
-
-
-def _counted(
-    roster: Roster, x: Array, y: Ints, train: Sequence[Ints], test: Sequence[Ints], sizes: Sequence[int]
-) -> Federation:
-    assert roster.classes is not None
-    assert roster.mean is not None
-    assert roster.std is not None
-    federation = Counted(
-        name="deployment",
-        x=x,
-        y=y,
-        train=tuple(train),
-        test=tuple(test),
-        global_test=np.zeros(0, np.int64),
-        classes=roster.classes,
-        mean=roster.mean,
-        std=roster.std,
-        owners=roster.sites,
-        global_test_is_official=False,
-    )
-    object.__setattr__(federation, "counted", tuple(sizes))
-    return federation
 
 
 def _pooled(facts: Sequence[Facts]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,8 +8,9 @@ from pmsfl.deploy.exam import TEST, TRAIN
 from pmsfl.deploy.frames import Answer, Op, Request, Status
 from pmsfl.deploy.job import Job
 from pmsfl.deploy.live import LiveRound
-from pmsfl.deploy.roster import Facts, manifest_for
+from pmsfl.deploy.roster import Facts
 from pmsfl.deploy.timing import read_trips
+from pmsfl.deploy.worlds import manifest_for
 from pmsfl.wire.messages import WireError
 
 

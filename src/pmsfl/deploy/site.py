@@ -18,14 +18,15 @@ from torch import Tensor
 from pmsfl.deploy.checks import placed, within
 from pmsfl.deploy.data import SiteData, load_site_data
 from pmsfl.deploy.frames import Answer, Op
-from pmsfl.deploy.job import digest_of, hides_smashed
 from pmsfl.deploy.line import Call, JobOver, LeftOut, Line, Refusal
-from pmsfl.deploy.roster import Manifest, frozen_hash, site_world
+from pmsfl.deploy.roster import Manifest
+from pmsfl.deploy.rules import digest_of, hides_smashed
 from pmsfl.deploy.secret import site_keys
 from pmsfl.deploy.settings import Guard
 from pmsfl.deploy.sitting import Sitting
 from pmsfl.deploy.store import Store
 from pmsfl.deploy.timing import MOST_REPORTED
+from pmsfl.deploy.worlds import frozen_hash, site_world
 from pmsfl.engine.client import Bottoms, Finished
 from pmsfl.engine.plan import Keys, local_steps
 from pmsfl.engine.protocol import Wire

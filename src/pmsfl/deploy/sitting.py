@@ -126,7 +126,7 @@ class Sitting:
         return q[0], sums
 
     def _smashed(self, q: Tensor, index: int) -> bytes:
-        return self._message(Kind.SMASHED, q, self.world.cut_codec, index)
+        return self.wire._tensor(Kind.SMASHED, q, self.world.cut_codec, self.round, self.client, index)
 
     def _message(self, kind: Kind, t: Tensor, codec: Codec, step: int) -> bytes:
         payload = encode_tensor(t, codec)
