@@ -180,6 +180,7 @@ def test_an_oversized_message_is_refused_before_anything_is_allocated(scene: Sce
     scene.refuses(Request(Op.STEP, wire=bytes(huge)), "exceeds the limit")
     wide = Message(Kind.SMASHED, Codec.FP64, (0, 2**31), b"", Wire(scene.world).run, 0, 0, 0).encode()
     scene.refuses(Request(Op.STEP, wire=wide), "expected")
+    scene.refuses(good.encode() + bytes(scene.server.limit), "exceeds the limit")
     frame = bytearray(good.encode())
     struct.pack_into("<I", frame, 20, MAX_JSON + 1)
     scene.refuses(bytes(frame), "at most")
@@ -271,6 +272,7 @@ def test_an_enrolment_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ({"mean": [float(10**30)], "squares": [-1.0]}, "negative"),
         ({"shape": [8]}, "do not go together"),
         ({"depth": 0}, "whole number"),
+        ({"train": 10**9}, "steps a round"),
     ):
         answer = Answer.decode(server.handle("a", Request(Op.HELLO, info=facts | change).encode()))
         assert answer.status == Status.REFUSED

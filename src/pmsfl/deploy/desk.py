@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pmsfl.deploy.frames import Answer, Op, Request, Status, refused
+from pmsfl.deploy.frames import MAX_JSON, Answer, Op, Request, Status, refused
 from pmsfl.deploy.settings import Patience
 from pmsfl.deploy.timing import Timing
 from pmsfl.errors import PmsflError
@@ -32,6 +32,7 @@ class Desk:
         self.held: dict[str, dict[Key, str]] = {}  # taken in, not answered yet
         self.flags: dict[str, list[str]] = {}  # site -> what was refused of it lately
         self.timing = Timing()
+        self.limit = MAX_JSON + (1 << 16)  # bytes of a request; more where a run's own messages are larger
         self.waiting = 0
 
     def meet(self, site: str, r: Request, new: bool) -> Answer:
@@ -44,7 +45,7 @@ class Desk:
     def handle(self, site: str, data: bytes) -> bytes:
         """The answer to one call of a site, whose name the transport vouches for."""
         try:
-            request = Request.decode(data)
+            request = Request.decode(data, self.limit)
             if site not in self.known:
                 raise WireError(f"site {site!r} is not one of this run: {', '.join(self.known)}")
         except PmsflError as e:

@@ -19,7 +19,7 @@ from pmsfl.deploy.exam import LiveEvaluation
 from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
 from pmsfl.deploy.roster import Roster
-from pmsfl.deploy.rules import check_deployable, digest_of, hides_smashed
+from pmsfl.deploy.rules import check_deployable, digest_of, hides_smashed, largest_request
 from pmsfl.deploy.settings import Bounds, Patience
 from pmsfl.deploy.worlds import server_world
 from pmsfl.engine.evaluate import Evaluation, evaluates_after
@@ -156,6 +156,7 @@ class Job(Desk):
         if self.world is None:
             self.world = server_world(self.recipe, self.roster)
         self.world.sizes = self._sizes()
+        self.limit = largest_request(self.world)
         if self.state is None:
             self.state = self.books.restore(self.world, self.note)
         self.until = min(self.state.round + self.until, self.recipe.rounds)

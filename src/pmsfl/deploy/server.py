@@ -8,9 +8,10 @@ from pmsfl.deploy.exam import TEST, TRAIN
 from pmsfl.deploy.frames import Answer, Op, Request, Status
 from pmsfl.deploy.job import Job
 from pmsfl.deploy.live import LiveRound
-from pmsfl.deploy.roster import Facts
+from pmsfl.deploy.roster import EnrolmentError, Facts
 from pmsfl.deploy.timing import read_trips
 from pmsfl.deploy.worlds import manifest_for
+from pmsfl.engine.plan import local_steps
 from pmsfl.wire.messages import WireError
 
 
@@ -38,7 +39,12 @@ class ServerSide(Job):
     def _hello(self, site: str, client: int, r: Request) -> Answer:
         session = str(r.info.get("session", ""))[:64]
         if self.here.get(site) != session:
-            self.roster.enrol(site, Facts.read(r.info))
+            facts = Facts.read(r.info)
+            if (steps := local_steps(self.recipe, facts.train)) > self.bounds.steps:
+                raise EnrolmentError(
+                    f"{facts.train} rows are {steps} steps a round; at most {self.bounds.steps} are allowed"
+                )
+            self.roster.enrol(site, facts)
             self._drop(site, "it started anew")
             self.here[site] = session
             self.absent.discard(site)

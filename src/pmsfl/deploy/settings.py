@@ -36,6 +36,7 @@ class Bounds:
 
     smashed: float = 1e4  # largest |value| of smashed data
     values: float = 1e3  # largest |value| of uploaded weights and norms
+    steps: int = 100_000  # of a site in one round: whoever claims more rows holds everybody up
     mask_bias: float = 0.1  # share of coordinates by which the number of set bits may miss its expectation
     mask_deviations: float = 6.0  # and standard deviations on top of it
 
