@@ -1,6 +1,6 @@
 """The two roles as NVIDIA FLARE runs them: a thin shell around `ServerSide` and `SiteSide`.
 
-FLARE sends this one file with every job; everything it imports is the pmsfl that is installed on each host.
+A job names these two classes and carries no code: every host runs the pmsfl that is installed on it.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pmsfl.deploy import policy
 from pmsfl.deploy.host import SiteConfig, site_name
 from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
 from pmsfl.deploy.settings import Patience
@@ -26,6 +28,7 @@ def serve(kit: Path) -> int:
     """Run the server's process until it is told to stop; its exit code."""
     need_flare()
     check_kit(kit, "server")
+    policy.restrict(kit, "server")
     return _keep_running(kit, "server.server_train", "fed_server.json")
 
 
@@ -33,6 +36,7 @@ def site(kit: Path, config: SiteConfig) -> int:
     """Run a site's process until it is told to stop; its exit code."""
     need_flare()
     check_kit(kit, "client")
+    policy.restrict(kit, "client")
     if not config.data.startswith("owner:") and not Path(config.data).is_file():
         raise PmsflError(f"--data {config.data!r}: no such file; give an .npz, or owner:NAME of the recipe's data")
     resolved = config.data if config.data.startswith("owner:") else str(Path(config.data).resolve())
@@ -169,6 +173,9 @@ def job_folder(kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: in
     job = CollabRecipe(job_name=f"pmsfl-{run}", server=server, client=FlareSite(), min_clients=least)
     target = kit.resolve() / "jobs"
     job.export(str(target))
+    # FLARE would send sources along, and every host would run those: let each run what is installed on it.
+    for sources in (target / f"pmsfl-{run}").glob("*/custom"):
+        shutil.rmtree(sources)
     return target / f"pmsfl-{run}"
 
 
