@@ -125,3 +125,14 @@ def test_without_given_statistics_sites_agree_on_the_pooled_ones(tmp_path: Path)
     assert server.roster.mean == pytest.approx([own.mean()], rel=1e-12)
     assert server.roster.std == pytest.approx([own.std()], rel=1e-12)
     assert server.roster.as_dict() | {"shape": (1, 8, 8), "classes": 4} == server.roster.as_dict()
+
+
+@pytest.mark.parametrize(("statistics", "more"), [("global", 2), ("batch", 0)])
+def test_what_an_evaluation_shows_of_training_rows_is_counted(tmp_path: Path, statistics: str, more: int) -> None:
+    """Two evaluated masks: every training row goes up twice more, unless tests bring their own statistics."""
+    wanted, federation = recipe(rounds=1, eval_masks=2, statistics=statistics, agreement=1.0), three()
+    server = server_of(tmp_path, wanted, federation)
+    rehearse(server, sites_of(tmp_path, wanted, federation), 1)
+    rows, trained = sum(map(len, federation.train)), 6 * sum(World(wanted, federation=federation).plan(0).steps)
+    seen = server.books.directory.metrics()[0]["observations"]["mean"]
+    assert seen == pytest.approx(trained / rows + more)

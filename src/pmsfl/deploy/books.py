@@ -70,6 +70,12 @@ class Books:
         """The oldest round that the run may have to go back to."""
         return min((r for r, _ in self.directory.checkpoints()), default=0)
 
+    def shown(self, client: int, rows: int, times: int) -> None:
+        """An evaluation has sent every training row of a client so many times."""
+        before = self.spending.clients.get(client, Spent())
+        more = Spent(own=times, squares=times, rows=rows * times, masks=times)
+        self.spending = Spending({**self.spending.clients, client: before + more})
+
     def write_round(
         self,
         world: World,

@@ -317,6 +317,10 @@ class Job(Desk):
         came = dict(zip(plan.clients, plan.on_time, strict=True))
         words = {True: "in", False: "late", None: "away"}
         sites = {s: words[came.get(k)] for k, s in enumerate(self.roster.sites)}
+        if self.exam is not None and self.exam.collects:
+            for client in self.exam.started:
+                times = self.exam.draws * len(self.exam.modes)
+                self.books.shown(client, self.exam.rows[client][0], times)
         more = {"sites": sites, "timing": self.timing.summary()}
         self.books.write_round(self.world, state, metrics, plan, evaluation, self.before, more)
         if state.round % self.recipe.checkpoint_every == 0 or state.round >= self.recipe.rounds:
