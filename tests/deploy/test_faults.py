@@ -26,7 +26,7 @@ from pmsfl.errors import PmsflError
 from ..conftest import assert_same_tensors, copied, play
 from .helpers import NAMES, recipe, server_of, sites_of, three
 
-HASTY = Patience(2, 5.0, 1.0, 0.6, 2.0, 0.3, 64)
+HASTY = Patience(2, 5.0, 2.0, 1.5, 4.0, 0.3, 64)
 Meddle = Callable[[str, Request, Call, bytes], bytes]
 
 
@@ -112,9 +112,9 @@ def test_a_site_that_dies_in_a_round_costs_the_others_nothing_but_its_mask(tmp_p
 def test_a_site_that_hangs_is_out_until_the_next_round(tmp_path: Path) -> None:
     def meddle(site: str, r: Request, call: Call, data: bytes) -> bytes:
         if site == "a" and r.op == Op.STEP and (r.round, r.step) == (0, 1):
-            time.sleep(1.0)
+            time.sleep(2.2)
         if r.op == Op.STEP and r.round:
-            time.sleep(0.05)
+            time.sleep(0.08)
         return call(data)
 
     notes: list[str] = []
@@ -124,7 +124,7 @@ def test_a_site_that_hangs_is_out_until_the_next_round(tmp_path: Path) -> None:
     assert ways(server, "a")[0] == "late"
     assert ways(server, "a")[-1] == "in"
     assert ways(server, "b") == ways(server, "c") == ["in"] * 6
-    assert any("left out: later than 0.6 s" in n for n in notes)
+    assert any("left out: later than 1.5 s" in n for n in notes)
     assert set(ended.values()) == {"the job is over"}
 
 
@@ -133,7 +133,7 @@ def test_a_late_mask_is_dropped_as_the_reference_drops_it(tmp_path: Path) -> Non
 
     def meddle(site: str, r: Request, call: Call, data: bytes) -> bytes:
         if site == "b" and r.op == Op.FINISH:
-            time.sleep(1.2)
+            time.sleep(2.2)
         return call(data)
 
     wanted = recipe(rounds=1, eval_every=9)
@@ -179,7 +179,7 @@ def test_too_few_sites_leave_the_state_as_it_was(tmp_path: Path) -> None:
 
     def meddle(site: str, r: Request, call: Call, data: bytes) -> bytes:
         if site != "a" and r.op == Op.STEP:
-            time.sleep(3.0)
+            time.sleep(6.0)
         return call(data)
 
     with pytest.raises(PmsflError, match="nothing has moved"):
@@ -293,7 +293,7 @@ def test_sequential_steps_do_not_wait_for_anybody(tmp_path: Path) -> None:
 
     def meddle(site: str, r: Request, call: Call, data: bytes) -> bytes:
         if site == "b" and r.op == Op.STEP:
-            time.sleep(0.2)
+            time.sleep(0.9)
         return call(data)
 
     server, sites = server_of(tmp_path, wanted, three()), sites_of(tmp_path, wanted, three())
@@ -307,7 +307,7 @@ def test_sequential_steps_do_not_wait_for_anybody(tmp_path: Path) -> None:
     server.timing.reported = listen  # type: ignore[method-assign]
     rehearse(server, sites, 1, between(meddle))
     assert ways(server, "b") == ["in"]
-    assert max(held) < 0.15  # nobody was held for b's sake
+    assert max(held) < 0.7  # nobody was held for b's sake
 
 
 def test_sequential_with_one_site_is_the_reference(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_sequential_with_one_site_is_the_reference(tmp_path: Path) -> None:
 def test_a_site_that_falls_silent_in_an_evaluation_is_left_out_of_it(tmp_path: Path) -> None:
     def meddle(site: str, r: Request, call: Call, data: bytes) -> bytes:
         if site == "c" and r.op == Op.SUMS:
-            time.sleep(1.5)
+            time.sleep(4.0)
         return call(data)
 
     wanted = recipe(rounds=1)
