@@ -109,6 +109,9 @@ def test_dry_run(pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert plan["seconds"] > 0
     assert plan["memory_plan"]["host"] > plan["memory_plan"]["device"] > plan["memory_plan"]["bank"] > 0
     assert not (tmp_path / "run").exists()
+    assert plan["bytes_bounded"] == []
+    assert pmsfl("run", *TINY, "-c", "mask_codec=entropy", "--dry-run") == 0
+    assert "about mask.up: entropy-coded" in capsys.readouterr().out
 
 
 def test_interrupt_then_resume(

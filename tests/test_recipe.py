@@ -119,6 +119,7 @@ def test_every_shipped_recipe_loads_with_every_preset(name: str) -> None:
 
 def test_the_recipes_of_the_paper_are_shipped() -> None:
     assert {"demo", "cifar100", "cifar100-depths", "femnist", "femnist-depths"} <= set(shipped())
+    assert {"mmhar", "sonichar", "radar"} <= set(shipped())
 
 
 def values_of(field: Any) -> st.SearchStrategy[Any]:

@@ -8,8 +8,21 @@ from typing import Annotated
 from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
+from pmsfl.data.simulate import Plan
 from pmsfl.deploy import command as deploying
-from pmsfl.report import catalogue, comparison, dataview, listing, models, sweeping, training, using
+from pmsfl.paper.cli import PAPER
+from pmsfl.report import (
+    attacking,
+    catalogue,
+    comparison,
+    dataview,
+    listing,
+    models,
+    sensing,
+    sweeping,
+    training,
+    using,
+)
 from pmsfl.report import privacy as promises
 
 ABOUT = "Split federated learning with probabilistic masks. Start with: pmsfl run"
@@ -29,6 +42,8 @@ MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No da
 REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
 RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
 ADMIN_KIT = Arg("The administrator's kit.", metavar="KIT")
+SENSOR = Arg("mmhar (mmWave radar) or sonichar (ultrasound).", metavar="SENSOR", choices=("mmhar", "sonichar"))
+PICTURE = Arg("Draw example maps, too.", metavar="FILE.png")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
 
 
@@ -161,6 +176,26 @@ def privacy(
     promises.show(recipe, changes or [], rounds, as_json)
 
 
+def attack(
+    path: Annotated[Path, RUN],
+    *,
+    attacks: Annotated[str, Arg("all, or names: joint,decoder.", metavar="NAMES")] = "all",
+    images: Annotated[int, Arg("How many images to reconstruct.", metavar="N")] = 16,
+    observations: Annotated[
+        str,
+        Arg(
+            "same-view: chosen images, an upper bound; as-recorded: what -c record=true kept.",
+            choices=("same-view", "as-recorded"),
+        ),
+    ] = "same-view",
+    budget: Annotated[str, Arg("How hard to try.", choices=("quick", "full"))] = "quick",
+    device: Annotated[str, DEVICE] = "auto",
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Reconstruct a run's images as a curious server could: the suite's maximum, the floor, the unmasked value."""
+    attacking.attack(path, attacks, images, observations, budget, device, as_json)
+
+
 def bench_step(
     recipe: Annotated[str | None, MEASURED] = None,
     *,
@@ -275,7 +310,48 @@ DEPLOY: dict[str, Command] = {
     "stop": deploy_stop,
 }
 
-BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale}
+
+def simulate(
+    sensor: Annotated[str, SENSOR],
+    folder: Annotated[Path, Arg("Where SENSOR.npz goes.", metavar="DIR")] = Path("data"),
+    *,
+    subjects: Annotated[int, Arg("How many persons.", metavar="N")] = 10,
+    variance: Annotated[float, Arg("How much they differ: 0 not at all, 5 at most.", metavar="X")] = 1.0,
+    seed: Annotated[int, Arg("Every draw derives from it.", metavar="N")] = 0,
+    keep_raw: Annotated[bool, Arg("Keep the raw signals in DIR/SENSOR-raw.")] = False,
+    jobs: Annotated[int, Arg("Processes; the set is the same for any number.", metavar="N")] = 1,
+    picture: Annotated[Path | None, PICTURE] = None,
+) -> None:
+    """Simulate a sensor set: moving bodies, their raw signals, the chain, one .npz."""
+    sensing.make_up(Plan(sensor, subjects, variance, seed), folder, keep_raw, jobs, picture)
+
+
+def prepare(
+    sensor: Annotated[str, SENSOR],
+    root: Annotated[Path, Arg("Recordings: SUBJECT/ACTIVITY/ROOM_TAKE.npy or .wav.", metavar="RAWDIR")],
+    out: Annotated[Path, Arg("The set to write.", metavar="OUT.npz")],
+    *,
+    picture: Annotated[Path | None, PICTURE] = None,
+) -> None:
+    """Put recordings of a radar or a phone through the chain into one .npz."""
+    sensing.from_recordings(sensor, root, out, picture)
+
+
+def bench_wire(
+    path: Annotated[
+        Path | None, Arg("A run's directory; without it the demo is trained for a few rounds.", metavar="RUN")
+    ] = None,
+    *,
+    device: Annotated[str, DEVICE] = "auto",
+    repeats: Annotated[int, REPEATS] = 5,
+    record: Annotated[Path | None, RECORD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Measure every codec on a run's own messages: bits per parameter, ratio to fp32, MB/s."""
+    benching.bench_wire(path, device, repeats, record, as_json)
+
+
+BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale, "wire": bench_wire}
 
 COMMANDS: dict[str, Command | Group] = {
     "run": run,
@@ -291,7 +367,11 @@ COMMANDS: dict[str, Command | Group] = {
     "check-model": check_model,
     "export": export,
     "predict": predict,
+    "attack": attack,
     "privacy": privacy,
     "deploy": Group("A real federation over a network: kits, server, sites, jobs.", DEPLOY),
-    "bench": Group("Measure speed: a step, a round, a growing cohort.", BENCH),
+    "simulate": simulate,
+    "prepare": prepare,
+    "bench": Group("Measure speed: a step, a round, a growing cohort, the wire.", BENCH),
+    "paper": Group("The paper's tables and figures, and our controls beside them.", PAPER),
 }

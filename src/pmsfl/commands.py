@@ -140,7 +140,7 @@ def _check_choices(command: Command, values: Mapping[str, Any]) -> None:
         value = values.get(p.name)
         if p.arg.choices and value is not None and value not in p.arg.choices:
             hint = f"{nearest(value, p.arg.choices)} (allowed: {', '.join(p.arg.choices)})"
-            raise UsageError(f"{p.spellings[0]} {value!r}: {hint}")
+            raise UsageError(f"{p.label if p.positional else p.spellings[0]} {value!r}: {hint}")
 
 
 # --- typer

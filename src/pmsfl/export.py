@@ -31,7 +31,8 @@ from pmsfl.tensorfile import read_tensors  # or safetensors.torch.load_file: the
 
 tensors, metadata = read_tensors(Path({file!r}))
 about = json.loads(metadata["pmsfl"])
-recipe = Recipe(**{{k: about[k] for k in ("model", "width", "stem_padding", "norm")}})
+keys = ("model", "width", "stem_padding", "norm", "depths", "cut_channels", "cut_pool")
+recipe = Recipe(**{{k: about[k] for k in keys}})
 model = make_model(recipe, tuple(about["input_shape"]), about["classes"])
 model.load_state_dict(tensors)
 model.eval()
@@ -97,7 +98,7 @@ def _whole_state(w: World, state: State, client: int | None, draw: int) -> dict[
     buffers = statistics.buffers(None if client is None else [client])
     if statistics.per_client and client is not None:
         buffers = {name: value[0] for name, value in buffers.items()}
-    kept = {n: v for n, v in (whole | buffers).items() if not n.startswith("exits.")}  # training aids only
+    kept = {n: v for n, v in (whole | buffers).items() if not n.startswith(("exits.", "guard."))}  # training aids only
     return {name: value.contiguous() for name, value in kept.items()}
 
 
@@ -115,6 +116,9 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "width": r.width,
         "stem_padding": r.stem_padding,
         "norm": r.norm,
+        "depths": r.depths,
+        "cut_channels": r.cut_channels,
+        "cut_pool": r.cut_pool,
         "input_shape": list(w.input_shape),
         "classes": w.federation.classes,
         "mean": list(w.federation.mean),

@@ -14,7 +14,7 @@ import torch
 
 from pmsfl.data.federation import Federation
 from pmsfl.engine.distributed import DistributedExecutor
-from pmsfl.engine.evaluate import Evaluator, evaluates_after
+from pmsfl.engine.evaluate import Evaluator, evaluate_when_due
 from pmsfl.engine.metrics import check_finite
 from pmsfl.engine.processes import Processes
 from pmsfl.engine.state import State
@@ -54,5 +54,4 @@ def _play(world: World, processes: Processes, state: State) -> None:
     while state.round < world.recipe.rounds:
         state, _ = executor.round(state)
         check_finite(state)
-        if evaluates_after(world.recipe, state.round):
-            evaluator.evaluate(state)
+        evaluate_when_due(evaluator, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PAPER_RATIO = 0.5  # the paper's personal ratio, in rows where it personalises at all
+FOR_MAPS = ("cut_pool", "guard", "guard_width")  # keys of `private` that sequences have no use for
 
 
 def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -14,6 +15,8 @@ def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
         laid["personal_ratio"] = PAPER_RATIO
     if preset == "authors" and values.get("partition", "owner") == "owner":
         laid["test_split"] = values.get("test_split", "matched")  # an owner's test rows are the owner's own
+    if preset == "private" and values.get("model") == "transformer":
+        laid = {k: v for k, v in laid.items() if k not in FOR_MAPS} | {k: values[k] for k in FOR_MAPS if k in values}
     return laid
 
 
@@ -64,5 +67,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "lr_score": 0.1,
         "score_schedule": "constant",
         "personal_ratio": 0.0,
+    },
+    # The recommended stages at the cut: little crosses it, and clients train against a decoder of their own.
+    "private": {
+        "preset": "private",
+        "cut_channels": 8,
+        "cut_pool": 2,
+        "cut_codec": "int4",
+        "gradient_codec": "int8",
+        "guard": 1.0,
+        "guard_width": 32,
     },
 }

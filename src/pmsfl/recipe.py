@@ -67,7 +67,10 @@ class Recipe:
     keep_checkpoints: int = knob(3, "how many checkpoints stay on disk", "run", low=1)
     # --- data
     data: str = knob(
-        "digits", "where samples come from", "data", choices=("digits", "cifar100", "cifar10", "leaf", "npz")
+        "digits",
+        "where samples come from",
+        "data",
+        choices=("digits", "cifar100", "cifar10", "leaf", "npz", "mmhar", "sonichar", "radar"),
     )
     data_path: str = knob("", "file or directory of that data (not needed for digits)", "data")
     partition: str = knob(
@@ -87,11 +90,16 @@ class Recipe:
         choices=("matched", "independent"),
     )
     test_fraction: float = knob(0.2, "share of a client's samples kept for testing", "data", low=0.01, high=0.9)
+    test_gap: int = knob(0, "windows left out between training and test of a recording (radar)", "data", low=0)
     min_samples: int = knob(2, "least samples of a client, before its test rows are taken", "data", low=1)
     max_samples: int = knob(0, "most samples of a client; 0: no limit", "data", low=0)
     augment: str = knob("none", "augmentation of training images", "data", choices=("none", "crop", "crop-flip"))
     # --- model
-    model: str = knob("small-cnn", "small-cnn, resnet18, transformer, or package.module:function of your own", "model")
+    model: str = knob(
+        "small-cnn",
+        "small-cnn, resnet18, resnet18-halves, transformer, or package.module:function of your own",
+        "model",
+    )
     width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0, high=65536)
     stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
     frozen: str = knob(
@@ -103,8 +111,17 @@ class Recipe:
     norm: str = knob("batch", "batch norm (static), or group norm in its place", "model", choices=("batch", "group"))
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
     score_init: str = knob("normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant"))
+    score_spread: float = knob(
+        1.0, "times so much: more is less random masks at the start", "model", low=0.0, high=10.0
+    )
     depths: str = knob(
         "2", "cut after this block: '2', a ratio '1:1:1:1', one per client '1,2,2,…', or 'auto' by budget", "split"
+    )
+    top_mask: str = knob(
+        "sampled",
+        "masks of the server's blocks, where it has any: like a client's, or, as they never leave it, without chance",
+        "split",
+        choices=("sampled", "expected", "threshold"),
     )
     masked_top: bool = knob(False, "mask the server's blocks too (always on with mixed depths)", "split")
     budgets: str = knob(
@@ -119,6 +136,17 @@ class Recipe:
         choices=("holders", "all"),
     )
     compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
+    # --- stages at the cut
+    cut_channels: int = knob(0, "channels that cross the cut, by a masked 1×1 layer; 0: all", "cut", low=0, high=65536)
+    cut_pool: int = knob(1, "pixels pooled in both directions before they cross the cut", "cut", low=1, high=64)
+    cut_clip: float = knob(0.0, "most L2 norm of a sample's smashed data; 0: off", "cut", low=0.0)
+    guard: float = knob(
+        0.0, "weight of making a decoder fail that each client trains on its own smashed data; 0: off", "cut", low=0.0
+    )
+    guard_width: int = knob(32, "channels of that decoder", "cut", low=1, high=4096)
+    no_peek: float = knob(
+        0.0, "weight of the distance correlation of samples and smashed data (NoPeek); 0: off", "cut", low=0.0
+    )
     # --- a round
     participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
     cohort: int = knob(0, "K itself; 0: max(C·N, 1)", "round", low=0)
@@ -129,6 +157,12 @@ class Recipe:
         "server step on the union of the clients' batches, or one step per client batch",
         "round",
         choices=("parallel", "sequential"),
+    )
+    union_rate: str = knob(
+        "constant",
+        "the server's learning rate while fewer than the whole cohort are at work: the same, or by their share",
+        "round",
+        choices=("constant", "sqrt", "linear"),
     )
     weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
     train: str = knob("masks", "what lg-fedavg and depthfl train", "round", choices=("masks", "weights"))
@@ -151,6 +185,14 @@ class Recipe:
         choices=("plain", "paper"),
     )
     clip: float = knob(0.01, "c: θ stays in [c, 1−c], always", "masks", low=1e-6, high=0.49)
+    entropy_target: float = knob(
+        0.0,
+        "bits of mean mask entropy that the server steers the merged θ towards; 0: left to itself",
+        "masks",
+        low=0.0,
+        high=1.0,
+    )
+    entropy_rate: float = knob(0.05, "share by which it moves the logits in a round", "masks", low=0.0, high=1.0)
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",
@@ -229,6 +271,13 @@ class Recipe:
     lr_schedule: str = knob(
         "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine")
     )
+    label_smoothing: float = knob(
+        0.0,
+        "share of a label's weight that is spread over all classes, for every method alike",
+        "optimisers",
+        low=0.0,
+        high=0.9,
+    )
     # --- evaluation
     eval_mask: str = knob("sampled", "mask at evaluation", "evaluation", choices=("sampled", "expected", "threshold"))
     eval_masks: int = knob(5, "masks that `sampled` averages over", "evaluation", low=1)
@@ -251,10 +300,35 @@ class Recipe:
     # --- wire
     cut_codec: str = knob(
         "native",
-        "smashed data and gradients on the wire (native: the run's dtype)",
+        "smashed data on the wire (native: the run's dtype; int8, int4, int2: with a scale per channel)",
         "wire",
-        choices=("native", "fp32", "bf16", "fp16"),
+        choices=("native", "fp32", "bf16", "fp16", "int8", "int4", "int2"),
     )
+    gradient_codec: str = knob(
+        "same",
+        "gradients at the cut on the wire (same: as cut_codec)",
+        "wire",
+        choices=("same", "native", "fp32", "bf16", "fp16", "int8", "int4", "int2"),
+    )
+    mask_codec: str = knob(
+        "packed",
+        "mask bits on the wire: one bit each, or coded against θ (needs the library constriction)",
+        "wire",
+        choices=("packed", "entropy"),
+    )
+    theta_codec: str = knob(
+        "native",
+        "θ on its way down: the run's dtype, a grid of 2^16 or 2^8 points, or coded (exact where θ has few values)",
+        "wire",
+        choices=("native", "u16", "u8", "entropy"),
+    )
+    # --- recording what crosses the wire, for `pmsfl attack`
+    record: bool = knob(False, "keep what crosses the wire in chosen rounds, for `pmsfl attack`", "record")
+    record_rounds: str = knob("last", "which rounds: last, all, or numbers from 1: 1,5,10", "record")
+    record_clients: str = knob(
+        "first", "whose messages: first (the round's client with most steps), all, or numbers: 3,7", "record"
+    )
+    record_mb: int = knob(1024, "most megabytes of all recordings; steps past it are left out", "record", low=1)
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -16,13 +16,14 @@ from pmsfl.engine.channels import guaranteed
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.cost import client_costs
 from pmsfl.engine.distributed import DistributedExecutor, check_shareable
-from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluates_after
+from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluate_when_due
 from pmsfl.engine.health import warnings
 from pmsfl.engine.metrics import RoundMetrics, check_finite
 from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.spending import Spending
 from pmsfl.engine.state import State
+from pmsfl.engine.transcribe import Transcriber, check_recording
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
 from pmsfl.follow import Assignment, follow
@@ -38,6 +39,7 @@ class Executor(Protocol):
     """Plays rounds."""
 
     name: str
+    transcriber: Transcriber | None
 
     def round(self, state: State) -> tuple[State, RoundMetrics]:
         """One round."""
@@ -144,6 +146,7 @@ def train(
             if processes.size > 1:
                 check_shareable(resolved)
             world = World(resolved, at, federation)
+            check_recording(world)
             directory = directory or RunDirectory.create(resolved, None if out is None else Path(out))
             held.enter_context(directory.locked())
             trainer = _Trainer(world, directory, executor, listener, processes)
@@ -214,6 +217,8 @@ class _Trainer:
             self.executor = DistributedExecutor(world, self.totals.ledger, processes, listener.on_note)
         else:
             self.executor = EXECUTORS[executor](world, self.totals.ledger, listener.on_note)
+        if self.recipe.record:
+            self.executor.transcriber = Transcriber(world, directory.transcript_folder, listener.on_note)
         self.evaluator = Evaluator(world, self.totals.ledger, processes)
         self.saved = self.state.round
         self.warned: set[str] = set()
@@ -279,12 +284,12 @@ class _Trainer:
 
     def _play_round(self, before: Ledger) -> None:
         began = time.perf_counter()
-        with self.directory.writing(self.directory.bank_file.name):
+        with self.directory.writing("bank.bin or a transcript"):
             state, metrics = self.executor.round(self.state)
         trained = time.perf_counter() - began
         check_finite(state)
         done = state.round
-        evaluation = self.evaluator.evaluate(state) if evaluates_after(self.recipe, done) else None
+        evaluation = evaluate_when_due(self.evaluator, state)
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
@@ -349,6 +354,7 @@ class _Trainer:
             "recording": self._recording(),
             "device": w.device.type,
             "seed": r.seed,
+            "data": w.federation.name,
             "clients": w.federation.clients,
             "rounds": r.rounds,
             "accuracy": t.last["accuracy"],
@@ -357,6 +363,7 @@ class _Trainer:
             "accuracy_weighted": t.last["accuracy_weighted"],
             "accuracy_global": t.last["accuracy_global"],
             "accuracy_local_global": t.last["accuracy_local_global"],
+            "accuracy_by_mask": t.last.get("by_mask"),
             "seconds": round(t.seconds, 3),
             "seconds_training": round(t.seconds_training, 3),
             "mask_entropy": final["mask_entropy"],

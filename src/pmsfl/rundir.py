@@ -3,6 +3,7 @@
 recipe.toml     every knob, resolved        versions.json   software, hardware, the data's fingerprint
 metrics.jsonl   one line per round          checkpoints/    round-000040.safetensors, the last few
 result.json     written when the run is complete
+transcript/     what crossed the wire in recorded rounds, where the recipe wants it
 bank.bin        what the clients keep, where that is too much for memory; the checkpoints refer to it
 """
 
@@ -138,6 +139,11 @@ class RunDirectory:
     def bank_file(self) -> Path:
         """Where the clients' memories go, should they need a file."""
         return self.path / "bank.bin"
+
+    @property
+    def transcript_folder(self) -> Path:
+        """Where what crossed the wire in recorded rounds lies."""
+        return self.path / "transcript"
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(round, file) of every checkpoint, oldest first."""

@@ -67,18 +67,34 @@ def play(sweep: Sweep, watch: Watch, executor: str = "cohort", device: str = "au
         watch.on_end(cell, error, False)
 
     try:
-        if jobs > 1:
-            _Pool(sweep.source, executor, device, jobs, watch, ended).play(missing)
-        else:
-            for cell in missing:
-                watch.on_start(cell)
-                ended(cell, _play_here(cell, executor, device, watch.listener(cell)))
+        play_cells(missing, watch, ended, executor, device, jobs)
     except (KeyboardInterrupt, Interrupted):
         kept = f"{len(outcome.done)} of {len(sweep.cells)} cells are finished, the others keep their checkpoints"
         raise Interrupted(f"interrupted; {kept}. Go on with the same command") from None
     finally:
         write_results(sweep, outcome)
     return outcome
+
+
+def play_cells(
+    cells: Sequence[Cell],
+    watch: Watch,
+    ended: Callable[[Cell, str | None], None],
+    executor: str = "cohort",
+    device: str = "auto",
+    jobs: int = 1,
+) -> None:
+    """Train cells one after another here, or `jobs` at a time in processes; `ended` hears what went wrong, or None.
+
+    A cell that somebody else finishes before its turn counts as ended. Ctrl-C passes through, checkpoints written.
+    """
+    if jobs > 1:
+        _Pool(executor, device, jobs, watch, ended).play(cells)
+        return
+    for cell in cells:
+        watch.on_start(cell)
+        there = cell.result is not None
+        ended(cell, None if there else _play_here(cell, executor, device, watch.listener(cell)))
 
 
 def _play_here(cell: Cell, executor: str, device: str, listener: Listener) -> str | None:
@@ -103,7 +119,6 @@ def _play_here(cell: Cell, executor: str, device: str, listener: Listener) -> st
 class _Pool:
     """Cells in processes of their own, some at a time."""
 
-    source: str
     executor: str
     device: str
     jobs: int
@@ -130,7 +145,7 @@ class _Pool:
         if cell.begun:
             words.append("--resume")
         else:
-            words += [self.source, *(w for o in cell.overrides for w in ("-c", o))]
+            words += [cell.source, *(w for o in cell.overrides for w in ("-c", o))]
         words += ["--out", str(cell.path), "--executor", self.executor, "--device", self.device]
         return [*words, "--threads", "1", "--json"]
 

@@ -20,9 +20,10 @@ SWEEPS = Path("sweeps")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: what was asked for, the recipe that makes, and where it lies."""
+    """One run: what was asked for (a recipe and changes to it), the recipe that makes, and where it lies."""
 
     name: str
+    source: str
     overrides: tuple[str, ...]
     recipe: Recipe
     path: Path
@@ -64,7 +65,7 @@ def plan(source: str, methods: str | None, changes: Iterable[str], seeds: int | 
     swept = tuple(k for k, values in axes.items() if len(values) > 1 and k not in ("method", "seed"))
     first = Recipe.load(source, [f"{k}={v[0]}" for k, v in axes.items()])
     folder = out or SWEEPS / first.name
-    there = _recipes_below(folder)
+    there = recipes_below(folder)
     cells: list[Cell] = []
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
@@ -75,7 +76,7 @@ def plan(source: str, methods: str | None, changes: Iterable[str], seeds: int | 
         if any(c.recipe == recipe for c in cells):
             raise RecipeError(f"{name} is asked for twice: two of the values are the same")
         _check_place(path, recipe, name, cells)
-        cells.append(Cell(name, overrides, recipe, path))
+        cells.append(Cell(name, source, overrides, recipe, path))
     _check_worlds(cells)
     return Sweep(source, folder, swept, tuple(cells))
 
@@ -101,7 +102,7 @@ def cell_name(method: str, values: dict[str, str], seed: int) -> str:
     return re.sub(r"[^\w.,=+-]", "_", "-".join(words)).lstrip(".")
 
 
-def _recipes_below(folder: Path) -> dict[Recipe, Path]:
+def recipes_below(folder: Path) -> dict[Recipe, Path]:
     """The runs that are there already, by their recipe."""
     found = {}
     for file in sorted(folder.glob("*/recipe.toml")):

@@ -74,7 +74,8 @@ def evaluation_line(e: Evaluation) -> dict[str, Any]:
     def clean(value: float) -> float | None:
         return None if math.isnan(value) else float(value)  # JSON knows no NaN
 
-    return {
+    ways = {mode: {"accuracy": clean(own), "accuracy_global": clean(all_)} for mode, (own, all_) in e.by_mask.items()}
+    return ({"by_mask": ways} if ways else {}) | {
         "accuracy": clean(e.accuracy),
         "accuracy_weighted": clean(e.accuracy_weighted),
         "accuracy_global": clean(e.accuracy_global),

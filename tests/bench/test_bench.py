@@ -112,6 +112,8 @@ def test_cohorts_that_cannot_be_compared_are_refused(text: str) -> None:
         (["bench", "step", "--repeats", "0"], 1, "at least 1"),
         (["bench", "step", "dmo", "--device", "cpu"], 1, "'demo'"),
         (["bench", "step", *WORDS, "-c", "method=splitfed"], 1, "baseline loop knows method = 'pm-sfl' only"),
+        (["bench", "step", *WORDS, "-c", "cut_channels=2"], 1, "baseline loop knows cut_channels = 0 only"),
+        (["bench", "step", *WORDS, "-c", "guard=0.1"], 1, "baseline loop knows guard = 0.0 only"),
     ],
 )
 def test_mistakes_get_a_hint(

@@ -98,7 +98,7 @@ def test_half_precision_halves_the_values_and_nothing_else() -> None:
 
 
 def test_the_bank_knows_without_reading_whether_anybody_is_personal(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = tiny_world()
+    world = tiny_world(norms="local")
     nothing, plain = some_memory(world, 0, 0.0), torch.ones(3, dtype=world.dtype)
     nobody = Bank.empty(world) | {0: nothing}
     with_norms = nobody | {1: dataclasses.replace(nothing, plain=plain)}

@@ -90,5 +90,5 @@ def test_both_processes_end_with_the_same_bits(results: Results) -> None:
 
 
 def test_a_sequential_schedule_is_refused() -> None:
-    with pytest.raises(PmsflError, match=r"sequential.*start one process"):
+    with pytest.raises(PmsflError, match=r"sequential.*start one process.*schedule=parallel"):
         DistributedExecutor(tiny_world(schedule="sequential"), Ledger(), Processes(0, 2))

@@ -168,8 +168,12 @@ class OneDraw(Evaluator):
 
     which = 0
 
-    def weights(self, trained: Tensor, draw: int) -> Tensor:
-        return super().weights(trained, self.which)
+    @property
+    def draws(self) -> int:
+        return 1
+
+    def weights(self, trained: Tensor, draw: int, mode: str | None = None) -> Tensor:
+        return super().weights(trained, self.which, mode)
 
 
 def test_several_masks_are_averaged_and_their_deviation_told(federation: Federation) -> None:
@@ -179,7 +183,7 @@ def test_several_masks_are_averaged_and_their_deviation_told(federation: Federat
     alone = []
     for draw in range(4):
         one = OneDraw(world)
-        one.draws, one.which = 1, draw
+        one.which = draw
         alone.append(one.evaluate(state).accuracy)
     assert together.accuracy == pytest.approx(np.mean(alone))
     assert together.deviation == pytest.approx(np.std(alone))
@@ -337,3 +341,36 @@ def test_a_test_row_that_is_padding_never_counts() -> None:
         evaluated = Evaluator(tiny_world(f, method="splitfed")).evaluate(state)
         results.append(evaluated.per_client.tolist())
     assert results[0] == results[1]
+
+
+def test_the_last_evaluation_takes_the_masks_every_way_and_counts_only_what_was_asked_for() -> None:
+    world = tiny_world(rounds=3, eval_masks=2)
+    state, _, _ = play(world, rounds=3)
+    once, every = Ledger(), Ledger()
+    asked = Evaluator(world, once).evaluate(state)
+    found = Evaluator(world, every).evaluate_every_way(state)
+    assert once.as_dict() == every.as_dict()
+    assert found.accuracy == asked.accuracy
+    for mode, (accuracy, overall) in found.by_mask.items():
+        alone = Evaluator(tiny_world(rounds=3, eval_masks=2, eval_mask=mode)).evaluate(state)
+        assert (accuracy, overall) == (alone.accuracy, alone.accuracy_global)
+    assert list(found.by_mask) == ["sampled", "expected", "threshold"]
+
+
+def test_methods_without_random_masks_have_one_way() -> None:
+    world = tiny_world(method="splitfed", rounds=1)
+    evaluator = Evaluator(world)
+    assert evaluator.evaluate_every_way(State.initial(world)).by_mask == {}
+
+
+@pytest.mark.parametrize("how", ["expected", "threshold"])
+def test_a_top_without_chance_is_evaluated_as_it_was_trained(how: str) -> None:
+    world = tiny_world(depths="1:1", top_mask=how, eval_masks=2)
+    state, _, _ = play(world, rounds=2)
+    evaluator = Evaluator(world)
+    first, second = (evaluator.top_weights(state, draw) for draw in range(2))
+    assert torch.equal(first, second)
+    p = world.masked_size(world.cut)
+    theta = state.shared[p:]
+    expected = world.frozen[p:] * (theta if how == "expected" else theta > 0.5)
+    torch.testing.assert_close(first, expected)

@@ -26,6 +26,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "persistent": {"client_state": "persistent", "depths": MIXED, **ADAM},
     "persistent-weights": {"client_state": "persistent", "method": "splitfed", "momentum": 0.0},
     "bf16-cut": {"cut_codec": "bf16"},
+    "int4-cut": {"cut_codec": "int4", "gradient_codec": "int8", "depths": MIXED},
     "weights": {"method": "depthfl", "train": "weights", "depths": MIXED},
     "lg-fedavg-weights": {"method": "lg-fedavg", "train": "weights", "depths": MIXED},
     "labels-randomised": {"labels": "randomised", "label_epsilon": 1.0, "depths": MIXED},
@@ -39,7 +40,7 @@ RECORDED: dict[str, dict[str, Any]] = {
 
 def test_a_compiled_step_augments_repeats_its_mask_and_rounds_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmsfl.engine.world.make_model", two_blocks)
-    world = tiny_world(depths="1", augment="crop-flip", mask_per="round", masked_top=True, cut_codec="fp16")
+    world = tiny_world(depths="1", augment="crop-flip", mask_per="round", masked_top=True, cut_codec="int8")
     recorder, notes = assert_recorded_as_played(world)
     assert_one_compilation(recorder, notes)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pmsfl.masks.aggregate import Aggregator, Rule, merge, weighted_sums
+from pmsfl.masks.aggregate import Aggregator, Rule, merge, steer_entropy, weighted_sums
 from pmsfl.masks.bernoulli import entropy_bits
 from pmsfl.masks.random import Stream, fold, root, uniform
 from pmsfl.methods.pm_sfl import PMSFL
@@ -202,3 +202,18 @@ def test_merging_equals_a_loop_over_coordinates(
         rule,
     )
     assert merged.tolist() == pytest.approx(by_loop(previous, ups, on, rule), abs=1e-9)
+
+
+@pytest.mark.parametrize("target", [0.2, 0.5, 0.9])
+def test_entropy_is_steered_to_its_target_from_both_sides(target: float) -> None:
+    for spread in (0.1, 4.0):
+        theta = torch.sigmoid(spread * torch.randn(5000, generator=torch.Generator().manual_seed(0)).double())
+        for _ in range(200):
+            theta = steer_entropy(theta, target, 0.05, 0.001)
+        assert float(entropy_bits(theta).mean()) == pytest.approx(target, abs=0.03)
+
+
+def test_steering_never_moves_a_coordinate_across_a_half() -> None:
+    theta = torch.rand(1000, generator=torch.Generator().manual_seed(1)).double()
+    for target in (0.01, 0.99):
+        assert torch.equal(steer_entropy(theta, target, 0.3, 0.01) > 0.5, theta > 0.5)

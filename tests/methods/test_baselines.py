@@ -14,6 +14,7 @@ from pmsfl.methods import make_method
 from pmsfl.methods.depthfl import distillation, exit_loss
 from pmsfl.models.dropout import KeyedDropout
 from tests.conftest import play, tiny_recipe, tiny_world
+from tests.privacy.helpers import image_world
 
 
 def test_standalone_never_merges_and_never_sends_its_bottom() -> None:
@@ -183,3 +184,19 @@ def test_sound_dp_refuses_a_head_that_would_go_up_without_noise() -> None:
         make_method(
             tiny_recipe(method="splitfed-dp", dp_calibration="sound", norm="group", norms="frozen", labels="u-shape")
         )
+
+
+def test_depthfl_is_refused_where_a_block_puts_out_flat_vectors() -> None:
+    with pytest.raises(PmsflError, match=r"depthfl.*block 1 puts out \(40,\)"):
+        image_world(method="depthfl", model="tests.privacy.dense:chain", norm="group")
+
+
+def test_labels_are_smoothed_for_depthfls_classifiers_as_for_everybody() -> None:
+    logits, labels = torch.randn(2, 3, 5, 4, dtype=torch.float64), torch.randint(4, (2, 5))
+    smooth = 0.9 * F.one_hot(labels, 4).double() + 0.1 / 4
+    wanted = -(smooth.unsqueeze(1) * logits.log_softmax(-1)).sum(-1).mean(2).sum()
+    assert torch.allclose(exit_loss(logits, labels, 0.0, 0.1), wanted)
+    plain, smoothed = (play(tiny_world(method="depthfl", label_smoothing=s), rounds=1)[0] for s in (0.0, 0.1))
+    exits = [s for s in tiny_world(method="depthfl").layout.plain if s.name.startswith("exits.0")]
+    assert exits
+    assert all(not torch.equal(*(v.plain[s.offset : s.offset + s.size] for v in (plain, smoothed))) for s in exits)

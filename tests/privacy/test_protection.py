@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pmsfl.engine.channels import channels
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.state import State
@@ -15,6 +16,7 @@ from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, root
 from pmsfl.methods import make_method
+from pmsfl.models.split import SplitModel
 from pmsfl.privacy.mechanisms import clip_rows, laplace
 from pmsfl.wire.ledger import Ledger
 
@@ -196,3 +198,19 @@ def test_a_clip_of_scores_needs_no_group_norm() -> None:
 def test_clipping_to_the_limit_keeps_directions() -> None:
     x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     torch.testing.assert_close(clip_rows(x, 1.0, 2), x / 5.0)
+
+
+def test_the_batch_norm_of_a_narrow_cut_counts_as_one() -> None:
+    plain: dict[str, Any] = {"model": "tests.privacy.test_protection:without_norms", "personal_ratio": 0.0}
+    tiny_world(dp_smashed="gaussian", **plain)
+    with pytest.raises(PmsflError, match=r"dp_smashed.*norm = 'batch'"):
+        tiny_world(dp_smashed="gaussian", cut_channels=2, **plain)
+    told = {c.name: c.events for c in channels(tiny_world(cut_channels=2, **plain))}
+    assert told["statistics"] is None
+    assert {c.name: c.events for c in channels(tiny_world(**plain))}["statistics"] is not None
+
+
+def without_norms(classes: int) -> SplitModel:
+    """Two blocks of maps without a norm, for images [1, 8, 8]."""
+    blocks = [nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()), nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU())]
+    return SplitModel([*blocks, nn.Conv2d(4, 4, 3)], nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))

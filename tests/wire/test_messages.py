@@ -14,6 +14,7 @@ from pmsfl.wire.messages import HEADER_BYTES, Direction, Kind, Message, WireErro
 
 relaxed = settings(deadline=None, max_examples=150)
 u32 = st.integers(0, 2**32 - 1)
+VARIABLE = (Codec.INDICES, Codec.CODED_BITS, Codec.CODED_UNIT)
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 
@@ -67,6 +68,13 @@ def test_numbers_on_the_wire_never_change() -> None:
         "U16": 7,
         "PACKED_BITS": 8,
         "INDICES": 9,
+        "QUANT8": 10,
+        "QUANT4": 11,
+        "QUANT2": 12,
+        "CODED_BITS": 13,
+        "UNIT8": 14,
+        "UNIT16": 15,
+        "CODED_UNIT": 16,
     }
     assert [direction.value for direction in Direction] == ["up", "down"]
 
@@ -97,7 +105,7 @@ def test_split_gives_back_concatenated_messages(several: list[Message]) -> None:
 
 
 @relaxed
-@given(shapes, st.sampled_from([codec for codec in Codec if codec != Codec.INDICES]))
+@given(shapes, st.sampled_from([codec for codec in Codec if codec not in VARIABLE]))
 def test_length_is_the_encoded_length(shape: tuple[int, ...], codec: Codec) -> None:
     size, _ = payload_bounds(shape, codec)
     message = Message(Kind.GRADIENT, codec, shape, bytes(size))
@@ -111,9 +119,10 @@ def test_length_of_known_shapes() -> None:
     assert length(Kind.STATISTICS, (), Codec.FP64) == HEADER_BYTES + 8
 
 
-def test_length_of_indices_is_refused_because_it_depends_on_them() -> None:
-    with pytest.raises(WireError, match="depends on the indices"):
-        length(Kind.PERSONAL, (10,), Codec.INDICES)
+@pytest.mark.parametrize("codec", VARIABLE)
+def test_lengths_that_depend_on_values_are_refused(codec: Codec) -> None:
+    with pytest.raises(WireError, match=f"{codec.name} depends on its values"):
+        length(Kind.PERSONAL, (10,), codec)
 
 
 @relaxed

@@ -24,6 +24,24 @@ from pmsfl.errors import PmsflError
 from pmsfl.masks.bernoulli import bound
 from pmsfl.models.split import Slot
 
+# What a recipe must have for the loop to do the same work: it knows no stages at the cut and no codecs.
+PLAIN_STEP = {
+    "method": "pm-sfl",
+    "labels": "shared",
+    "schedule": "parallel",
+    "mask_per": "batch",
+    "masked_top": False,
+    "cut_channels": 0,
+    "cut_pool": 1,
+    "cut_clip": 0.0,
+    "guard": 0.0,
+    "no_peek": 0.0,
+    "dp_smashed": "off",
+    "score_gradient_noise": 0.0,
+    "cut_codec": "native",
+    "gradient_codec": "same",
+}
+
 Batch = tuple[Tensor, Tensor]  # samples [B, ...] and labels [B]
 
 
@@ -173,8 +191,7 @@ def baseline_precision(world: World) -> str:
 def check_comparable(world: World) -> None:
     """PmsflError where the loop would not do the same work as the recipe's step."""
     r = world.recipe
-    wanted = {"method": "pm-sfl", "labels": "shared", "schedule": "parallel", "mask_per": "batch", "masked_top": False}
-    for key, value in wanted.items():
+    for key, value in PLAIN_STEP.items():
         if getattr(r, key) != value:
             raise PmsflError(f"{key} = {getattr(r, key)!r}: the baseline loop knows {key} = {value!r} only")
     if r.norms == "frozen":

@@ -31,10 +31,11 @@ def load_federation(
     min_samples: int,
     max_samples: int | None,
     seed: int,
+    test_gap: int = 0,
 ) -> Federation:
     """Return the named data dealt to clients; the same arguments and files give the same federation.
 
-    data: digits (built in), cifar100, cifar10, leaf or npz (files at `data_path`).
+    data: digits (built in), cifar100, cifar10, leaf, npz, mmhar, sonichar or radar (files at `data_path`).
     partition: iid, dirichlet (per class), dirichlet-client (per client), pathological, shards or owner. With
     owner, `clients` keeps the largest that many owners and None or 0 keeps all; owners below `min_samples`
     (training rows, where the data marks its test rows) are left out. The others need `clients` and move rows
@@ -43,6 +44,7 @@ def load_federation(
     rows by the same partition with another seed. By owner, the data's own test rows are used where marked.
     test_fraction: the share of a client's rows that are tests. With an official test set, matched tests are
     drawn from it (clients may share rows), n_k * |test| / |train| of them at most.
+    test_gap: windows left out between training and test rows of a recording (radar, which is split by time).
     max_samples: the most rows a client has, train and test together; None for no limit.
     mean and std come from the training rows only.
     """
@@ -57,6 +59,7 @@ def load_federation(
         min_samples=min_samples,
         max_samples=max_samples or None,
         seed=seed,
+        test_gap=test_gap,
     )
     check_plan(plan)
     return assemble(load_source(data, data_path), plan)

@@ -10,9 +10,11 @@ import numpy as np
 
 from pmsfl.data import partition as deal
 from pmsfl.data.arrays import load_npz
+from pmsfl.data.by_time import load_radar, split_by_time
 from pmsfl.data.cifar import load_cifar10, load_cifar100
 from pmsfl.data.federation import Federation, channel_stats
 from pmsfl.data.leaf import load_leaf
+from pmsfl.data.sensors import load_mmhar, load_sonichar
 from pmsfl.data.source import Array, Ints, Source
 from pmsfl.data.split import cap_rows, draw_matched, split_matched
 from pmsfl.data.writers import load_digits
@@ -25,6 +27,9 @@ _FILE_LOADERS: dict[str, Callable[[str | Path], Source]] = {
     "cifar10": load_cifar10,
     "leaf": load_leaf,
     "npz": load_npz,
+    "mmhar": load_mmhar,
+    "sonichar": load_sonichar,
+    "radar": load_radar,
 }
 DATA_NAMES = ("digits", *_FILE_LOADERS)
 PARTITIONS = ("iid", "dirichlet", "dirichlet-client", "pathological", "shards", "owner")
@@ -48,6 +53,7 @@ class Plan:
     min_samples: int
     max_samples: int | None
     seed: int
+    test_gap: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ def check_plan(plan: Plan) -> None:
     check_choice("test_split", plan.test_split, TEST_SPLITS)
     if not 0 < plan.test_fraction < 1:
         raise PmsflError(f"test_fraction = {plan.test_fraction}; use a number between 0 and 1, such as 0.2.")
+    if plan.test_gap < 0:
+        raise PmsflError(f"test_gap = {plan.test_gap}; use 0 or a positive whole number of windows.")
     if plan.seed < 0:
         raise PmsflError(f"seed = {plan.seed}; use 0 or a positive whole number.")
     if plan.min_samples < 1:
@@ -107,6 +115,7 @@ def check_plan(plan: Plan) -> None:
 def assemble(source: Source, plan: Plan) -> Federation:
     """Return the federation that `plan` makes of `source`."""
     check_plan(plan)
+    source = _split_in_time(source, plan)
     if plan.partition == "owner":
         shares = _share_by_owner(source, plan)
     elif source.is_test is not None:
@@ -130,6 +139,18 @@ def assemble(source: Source, plan: Plan) -> Federation:
         notes=source.notes + shares.notes + _notes(source, shares),
         class_names=source.class_names,
     )
+
+
+def _split_in_time(source: Source, plan: Plan) -> Source:
+    """The source with its test rows marked, where it knows its recordings; a gap without them is an error."""
+    if source.recording is not None:
+        return split_by_time(source, plan.test_fraction, plan.test_gap)
+    if plan.test_gap:
+        raise PmsflError(
+            f"test_gap = {plan.test_gap} is for windows of recordings (data = 'radar'), which {source.name!r} does not "
+            "have; leave it at 0."
+        )
+    return source
 
 
 def partition_rows(rows: Ints, source: Source, plan: Plan) -> Parts:

@@ -19,7 +19,8 @@ class Source:
 
     x: [n, C, H, W] uint8 or float32, or [n, T, F] float32; y: [n] int64 in 0..classes-1;
     owner: [n] integers or strings (who made the row); is_test: [n] bool (the data's own test set);
-    window: [n] int64 time order, for recordings whose neighbouring rows resemble each other.
+    window: [n] int64 time order, for recordings whose neighbouring rows resemble each other;
+    recording: [n] int64, which recording a window is of, where tests are to be split off by time in each.
     """
 
     name: str
@@ -30,4 +31,5 @@ class Source:
     is_test: Bools | None = None
     class_names: tuple[str, ...] | None = None
     window: Ints | None = None
+    recording: Ints | None = None
     notes: tuple[str, ...] = ()

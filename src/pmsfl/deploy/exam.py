@@ -109,7 +109,7 @@ class LiveEvaluation:
         if [m.kind for m in messages] != wanted:
             raise WireError(f"expected {', '.join(k.name for k in wanted)}")
         shape = (self._share(client, kind, index), *w.smashed_shapes[depth])
-        smashed = self.wire._floats(messages[0], self._shaped(messages[0], shape, w.cut_codec))
+        smashed = self.wire._floats(messages[0], shape, w.cut_codec)
         sums = None
         if kind == TRAIN:
             names = self.names(depth)

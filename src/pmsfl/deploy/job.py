@@ -19,10 +19,10 @@ from pmsfl.deploy.exam import LiveEvaluation
 from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
 from pmsfl.deploy.roster import Roster
-from pmsfl.deploy.rules import check_deployable, digest_of, hides_smashed, largest_request
+from pmsfl.deploy.rules import check_deployable, digest_of, evaluates_after, hides_smashed, largest_request
 from pmsfl.deploy.settings import Bounds, Patience
 from pmsfl.deploy.worlds import server_world
-from pmsfl.engine.evaluate import Evaluation, evaluates_after
+from pmsfl.engine.evaluate import Evaluation
 from pmsfl.engine.metrics import RoundMetrics
 from pmsfl.engine.plan import RoundPlan, cohort_size, plan_round
 from pmsfl.engine.state import Memory, State

@@ -137,23 +137,14 @@ class LiveRound:
         w, client, depth = self.world, self.plan.clients[i], self.plan.depths[i]
         if self.taken[i] != self.plan.steps[i]:
             raise WireError(f"the upload of client {client} comes after {self.taken[i]} of {self.plan.steps[i]} steps")
-        messages = placed(data, self.wire.run, self.plan.round, client, 0)
+        placed(data, self.wire.run, self.plan.round, client, 0)
         known = remembered(w, self.state, client)
-        codecs = {Kind.NORMS: w.codec, self.wire.shared_kind: w.codec}
-        for m in messages:
-            if m.kind in codecs and m.codec != codecs[m.kind]:
-                raise WireError(f"{m.kind.name}: codec {m.codec.name} is not the run's")
-            if m.kind == Kind.PERSONAL and m.shape != (len(known),):
-                raise WireError(f"PERSONAL: a space of {m.shape}, expected ({len(known)},)")
-        values, contributes, plain, personal = self.wire.read_finish(data, depth, known)
-        for m in messages:
-            if m.kind == Kind.MASK and m.shape != (int(contributes.sum()),):
-                raise WireError(f"MASK: {m.shape} bits, expected ({int(contributes.sum())},)")
+        sent = self.wire.start(w.sent(self.state.shared, depth), depth).shared
+        values, contributes, plain, personal = self.wire.read_finish(data, depth, known, sent)
         within(plain, self.bounds.values, "NORMS")
         score = 0.0
         if w.method.uploads == "bits":
-            theta = self.state.shared[: len(values)]
-            score = check_mask(values[contributes], theta[contributes], self.bounds)
+            score = check_mask(values[contributes], sent[contributes], self.bounds)
         else:
             within(values, self.bounds.values, self.wire.shared_kind.name)
         finished = self._finished(i, info, values, contributes, plain)

@@ -149,16 +149,17 @@ class SiteSide:
         return Message(Kind.PERSONAL, Codec.INDICES, (size,), payload, self.wire.run, self.round, self.client).encode()
 
     def _start(self, answer: Answer) -> tuple[Tensor, Tensor]:
-        """θ (or weights) and norms as they came, checked and bounded."""
+        """θ (or weights) and norms, checked and bounded; θ as it came is kept: mask bits are coded against that."""
         w = self.world
         placed(answer.wire, self.wire.run, self.round, self.client, 0)
         shared, plain = self.wire.read_start(answer.wire, self.cut, w.sent(w.initial_shared, self.cut))
         within(plain, self.guard.values, "NORMS from the server")
+        self.received = shared
         if w.method.theta(shared[:1]) is None:
             return within(shared, self.guard.values, "WEIGHTS from the server"), plain
         low, high = w.recipe.clip, 1.0 - w.recipe.clip
-        # The round to the wire's precision may put an honest θ a hair beyond the clip.
-        beyond = int(((shared < low * (1.0 - 1e-3)) | (shared > 1.0 - low * (1.0 - 1e-3))).sum())
+        # The wire's precision may put an honest θ a little beyond the clip.
+        beyond = int(((shared < 0.5 * low) | (shared > 1.0 - 0.5 * low)).sum())
         if beyond:
             self._warn("theta", f"the server sent {beyond} θ outside [{low:g}, {high:g}]: clamped")
         return shared.clamp(low, high), plain
@@ -195,7 +196,7 @@ class SiteSide:
             clock.step += 1
         finished = bottoms.finish()
         health = _health(finished) | {"trips": trips[-MOST_REPORTED:]}
-        data = self.wire.write_finish(self.round, self.client, finished, 0)
+        data = self.wire.write_finish(self.round, self.client, finished, 0, self.received)
         line.ask(Op.FINISH, self.round, info=health, wire=data)
         self.round += 1
         self.store.remember(w, self.cut, self.manifest.run, self.round, finished.memories[0], self.oldest)

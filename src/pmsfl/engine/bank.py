@@ -79,7 +79,7 @@ class Bank(Mapping[int, Memory]):
         """A new bank with these memories in place of older ones; this one keeps what it has."""
         written = self._write(self._parts(client, m) for client, m in memories.items())
         new = {
-            client: Entry(row, len(m.indices) > 0 or m.plain is not None)
+            client: Entry(row, len(m.indices) > 0 or (m.plain is not None and self._evaluates_plain(client)))
             for (client, m), row in zip(memories.items(), written, strict=True)
         }
         return Bank(self._world, self._file, self._entries | new)
@@ -93,6 +93,14 @@ class Bank(Mapping[int, Memory]):
     def bytes(self) -> int:
         """All rows together, wherever they are."""
         return sum(e.row.size for e in self._entries.values())
+
+    def _evaluates_plain(self, client: int) -> bool:
+        """Are the plain parameters that it keeps part of its model?"""
+        return self._world.plain_view(self._world.depths[client]).evaluates_own
+
+    def _own(self, client: int, data: memoryview) -> bool:
+        header, _ = split_header(data)
+        return ("plain" in header and self._evaluates_plain(client)) or header["values"]["shape"] != [0]
 
     def _parts(self, client: int, memory: Memory) -> Parts:
         w = self._world
@@ -128,10 +136,12 @@ class Bank(Mapping[int, Memory]):
         """The bank that `to_tensors` described, its rows where this one has its own. ValueError where rows are bad."""
         if INDEX in tensors:
             rows: dict[int, Row] = dict(self.claims(tensors))
-            return Bank(self._world, self._file, {c: Entry(r, _own(memoryview(r.read()))) for c, r in rows.items()})
+            return Bank(
+                self._world, self._file, {c: Entry(r, self._own(c, memoryview(r.read()))) for c, r in rows.items()}
+            )
         found = {int(n.removeprefix(ROW)): t.numpy().data for n, t in tensors.items() if n.startswith(ROW)}
         written = self._write([data] for data in found.values())
-        entries = {c: Entry(row, _own(data)) for (c, data), row in zip(found.items(), written, strict=True)}
+        entries = {c: Entry(row, self._own(c, data)) for (c, data), row in zip(found.items(), written, strict=True)}
         return Bank(self._world, self._file, entries)
 
     def claims(self, tensors: Mapping[str, Tensor]) -> dict[int, FiledRow]:
@@ -183,11 +193,6 @@ def _read_memory(data: memoryview, world: World) -> Memory:
 def _as_tensor(row: Row) -> Tensor:
     """A row's bytes, uint8 [size]; one in memory is not copied, and not to be written to."""
     return torch.frombuffer(row.data if isinstance(row, HeldRow) else row.read(), dtype=torch.uint8)
-
-
-def _own(data: memoryview) -> bool:
-    header, _ = split_header(data)
-    return "plain" in header or header["values"]["shape"] != [0]
 
 
 # Eight flags of a byte each are one integer. A product brings them together in its highest byte; and a byte that is

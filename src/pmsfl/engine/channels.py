@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pmsfl.engine.spending import Spending, Spent
-from pmsfl.models.norm import StaticBN
+from pmsfl.models.inspect import has_batch_norm
 from pmsfl.privacy.accounting import Event, bound
 from pmsfl.privacy.mechanisms import gaussian_ratio, mask_rho, signal_to_noise_db
 
@@ -206,7 +206,6 @@ def _indicator(world: World) -> Channel:
 
 
 def _statistics(world: World) -> Channel:
-    has_norms = any(isinstance(m, StaticBN) for m in world.model.blocks.modules())
-    if not has_norms or world.recipe.statistics == "batch":
+    if not has_batch_norm(world.model) or world.recipe.statistics == "batch":
         return Channel("statistics", "client", "none goes up", _nothing)
     return Channel("statistics", "sample", "sums over training data go up before every evaluation (norm=group)", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pmsfl.errors import PmsflError
 from pmsfl.methods import Method
-from pmsfl.models.norm import StaticBN
+from pmsfl.models.inspect import has_batch_norm
 from pmsfl.models.split import SplitModel
 from pmsfl.recipe import Recipe
 
@@ -18,7 +18,7 @@ def check_claims(recipe: Recipe, method: Method, model: SplitModel) -> None:
         )
     _check_applicable(recipe, method)
     asked = per_record(recipe)
-    if asked and any(isinstance(m, StaticBN) for m in model.blocks.modules()):
+    if asked and has_batch_norm(model):
         raise PmsflError(
             f"{asked} with norm = 'batch': batch statistics make every output depend on every record, so no "
             "per-record guarantee holds; use norm = 'group'"
@@ -61,6 +61,11 @@ def _check_gradients(recipe: Recipe, method: Method) -> None:
         raise PmsflError(
             f"{asked} with norms = {recipe.norms!r}: norms would learn from every record without noise, and scores "
             "from norms; use norms = 'frozen'"
+        )
+    if recipe.guard or recipe.no_peek:
+        raise PmsflError(
+            f"{asked} with guard or no_peek: what they add to a client's loss depends on many records at once; leave "
+            "them out"
         )
     if method.exits or recipe.labels == "u-shape":
         what = f"method = {recipe.method!r}" if method.exits else "labels = 'u-shape'"

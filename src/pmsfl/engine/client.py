@@ -22,6 +22,7 @@ from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
+from pmsfl.privacy.cut import distance_correlation, reconstruction_loss, reversed_gradient
 from pmsfl.privacy.mechanisms import noised_mean
 
 
@@ -71,6 +72,7 @@ class Bottoms:
         self._furnish(world, depth, vectorised)
         self.clock, self.round, self.clients = clock, round_, clients
         self.layers = world.layout.layers(depth)
+        self.sent = shared
         self.memories = [bank.get(c) for c in clients]
         self.personal = world.kept_from_start(depth).repeat(len(clients), 1)
         trained = world.method.start(shared).repeat(len(clients), 1)
@@ -170,7 +172,8 @@ class Bottoms:
             samples = torch.arange(x.shape[1], device=x.device)
             plain, dropout = self._each_sample(plain), fold(dropout.unsqueeze(1), samples).flatten()
             x = x.flatten(0, 1).unsqueeze(1)
-        return w.layout.bottom(effective, plain, self.depth), x, dropout
+        self._views, self._x = w.layout.bottom(effective, plain, self.depth), x
+        return self._views, x, dropout
 
     def arrive(self, out: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """What `forward` returns, from the last block's output [K, B, ...] and the exits' logits [K, d, B, classes]."""
@@ -178,11 +181,23 @@ class Bottoms:
         if w.noises_gradients:
             out = out.reshape(*self._batch.shape, *out.shape[2:])
         with w.precision():
-            self._smashed = w.method.smash(out, self._keys(Stream.NOISE))
-        self._local_loss: Tensor | None = None
-        if logits is not None:
-            self._local_loss = exit_loss(logits.to(w.dtype), w.y[self._batch], self.clock.ramp.to(w.dtype))
+            self._smashed = w.method.leaving(out, self._keys(Stream.NOISE))
+        self._local_loss = self._own_loss(logits)
         return self._smashed.detach(), w.public_y[self._batch]
+
+    def _own_loss(self, logits: Tensor | None) -> Tensor | None:
+        """What a client minimises beside the server's loss, summed over clients; None: nothing."""
+        w, r = self.world, self.world.recipe
+        losses = []
+        if logits is not None:
+            ramp = self.clock.ramp.to(w.dtype)
+            losses.append(exit_loss(logits.to(w.dtype), w.y[self._batch], ramp, r.label_smoothing))
+        if r.guard:
+            images = w.run_guards(self._views, reversed_gradient(self._smashed, r.guard), self.vectorised)
+            losses.append(reconstruction_loss(images.to(w.dtype), self._x))
+        if r.no_peek:
+            losses.append(r.no_peek * distance_correlation(self._x, self._smashed.to(w.dtype)).sum())
+        return sum(losses[1:], losses[0]) if losses else None
 
     def _keys(self, stream: Stream) -> Tensor:
         return self.world.keys.client(stream, self.rows.ids, self.clock.round, self.clock.step)
@@ -226,7 +241,9 @@ class Bottoms:
 
         with w.precision():
             logits = w.over_clients(one, (w.layout.head(head), inputs), self.vectorised).to(w.dtype)
-        losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").reshape(y.shape).mean(1)
+        smoothing = w.recipe.label_smoothing
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none", label_smoothing=smoothing)
+        losses = each.reshape(y.shape).mean(1)
         gradient, own = torch.autograd.grad(losses.sum(), (inputs, head))
         if places is None:
             self._head_gradient = own

@@ -34,6 +34,7 @@ class Estimate:
 
     costs: ClientCosts
     bytes_planned: dict[str, int]
+    bytes_bounded: list[str]  # which of them are upper bounds, as lengths will depend on the data
     memory: MemoryPlan
     memory_bytes: int  # of the whole process, or on the GPU: the peak that the probe reached
     seconds_per_step: float
@@ -61,7 +62,8 @@ def client_costs(world: World) -> ClientCosts:
 
 
 def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> Ledger:
-    """The ledger the plans will fill, but for personal indices and what they save, and for evaluations."""
+    """The ledger the plans will fill, but for personal indices and what they save, and for evaluations. What is
+    entropy-coded depends on the data: it enters with the most it can take."""
     ledger, wire = Ledger(), Wire(world)
     batch = world.recipe.batch
     for plan in plans:
@@ -69,9 +71,9 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
             count(ledger, Direction.DOWN, wire.start_bytes(depth))
             step = wire.step_bytes((batch, *costs.per_depth[depth].smashed_shape))
             if world.u_shape:
-                size = wire.feature_bytes((batch, *smashed_shape(world.model, world.input_shape, world.model.depth)))
-                ledger.add(Kind.FEATURES, Direction.DOWN, size * steps, steps)
-                ledger.add(Kind.FEATURE_GRADIENT, Direction.UP, size * steps, steps)
+                shape = (batch, *smashed_shape(world.model, world.input_shape, world.model.depth))
+                ledger.add(Kind.FEATURES, Direction.DOWN, wire.feature_bytes(shape, up=False) * steps, steps)
+                ledger.add(Kind.FEATURE_GRADIENT, Direction.UP, wire.feature_bytes(shape, up=True) * steps, steps)
             ledger.add(Kind.GRADIENT, Direction.DOWN, step.pop(Kind.GRADIENT) * steps, steps)
             for kind, size in step.items():
                 ledger.add(kind, Direction.UP, size * steps, steps)
@@ -92,6 +94,7 @@ def estimate(world: World, probe_steps: int = 5) -> Estimate:
     return Estimate(
         costs,
         planned_bytes(world, plans, costs).as_dict(),
+        Wire(world).bounded,
         memory,
         _peak_memory(world),
         seconds,

@@ -20,6 +20,7 @@ from pmsfl.engine.cohort import CohortExecutor, Playing
 from pmsfl.engine.metrics import RoundMetrics
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.processes import Processes
+from pmsfl.engine.protocol import Start
 from pmsfl.engine.record import Recorder
 from pmsfl.engine.rows import Clock, cloned
 from pmsfl.engine.server import Server
@@ -55,10 +56,12 @@ class SharedServer(Server):
 
 def check_shareable(recipe: Recipe) -> None:
     """PmsflError where several processes cannot play a recipe."""
+    if recipe.record:
+        raise PmsflError("record = true: no process sees all that crosses the wire; start one process without torchrun")
     if recipe.schedule == "sequential":
         raise PmsflError(
             "schedule = 'sequential' steps the top on one client after another, which leaves several processes "
-            "nothing to share; start one process without torchrun, or take schedule=union"
+            "nothing to share; start one process without torchrun, or take schedule=parallel"
         )
 
 
@@ -90,9 +93,12 @@ class DistributedExecutor(CohortExecutor):
         server.processes = self.processes
         return server
 
-    def _bottoms(self, state: State, plan: RoundPlan, clock: Clock, depth: int, places: list[int]) -> Bottoms:
+    def _bottoms(
+        self, state: State, start: Start, plan: RoundPlan, clock: Clock, depth: int, places: list[int]
+    ) -> Bottoms:
         """This process's clients of a depth. One that has none gets somebody else's first: the shapes are the same."""
-        bottoms = super()._bottoms(state, plan, clock, depth, self.processes.deal(places, depth) or places[:1])
+        mine = self.processes.deal(places, depth) or places[:1]
+        bottoms = super()._bottoms(state, start, plan, clock, depth, mine)
         batches = bottoms.rows.batches
         missing = plan.steps[places[0]] - batches.shape[1]  # a stand-in goes on as long as anybody
         bottoms.rows.batches = torch.cat((batches, batches[:, -1:].expand(-1, missing, -1)), 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,12 +21,12 @@ from pmsfl.engine.statistics import Statistics
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, uniform
 from pmsfl.models.norm import StaticBN
-from pmsfl.recipe import Recipe
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind, length
 
 ROWS_AT_ONCE = 2048  # samples in one launch; per client at most ROWS_PER_CLIENT of them
 ROWS_PER_CLIENT = 128
+MODES = ("sampled", "expected", "threshold")
 
 
 Batch = tuple[Tensor, Tensor, bool]  # rows [K, B], which of them are real [K, B], and whether all are
@@ -42,6 +42,8 @@ class Evaluation:
     accuracy_weighted: float
     accuracy_global: float  # the global model on the global test
     deviation: float  # of `accuracy` over the evaluated masks
+    # what other ways to take the masks give: mode -> (accuracy, accuracy_global)
+    by_mask: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def accuracy_local_global(self) -> float:
@@ -70,13 +72,17 @@ class Evaluator:
         self.ledger = ledger
         self.processes = processes or Processes()
         self.passes = Passes(world)
-        self.norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
-        learned = world.method.theta(world.initial_scores[:1]) is not None
-        sampled = learned and world.method.samples_masks and world.recipe.eval_mask == "sampled"
-        self.draws = world.recipe.eval_masks if sampled else 1
+        norms = [m for m in world.model.modules() if isinstance(m, StaticBN)]
+        self.norms = [m for m in norms if not m.name.startswith("guard.")]  # no evaluation runs a guard
+        self.mode = world.recipe.eval_mask
         self.global_test = torch.from_numpy(world.federation.global_test).to(world.device)
         self._test_parts = list(torch.split(self.global_test, ROWS_PER_CLIENT))
         self._prepared: dict[tuple[int, ...], tuple[list[Tensor], list[Batch]]] = {}
+
+    @property
+    def draws(self) -> int:
+        """How many masks an evaluation averages over."""
+        return self.world.recipe.eval_masks if self.mode == "sampled" and self.world.method.samples_masks else 1
 
     def _batches(self, rows: list[Tensor]) -> list[Batch]:
         """A job's rows in batches; the same in every evaluation, so they are kept (with the rows, which name them)."""
@@ -85,6 +91,22 @@ class Evaluator:
             batches = [(batch, present, bool(present.all())) for batch, present in _batches(rows)]
             self._prepared[key] = rows, batches
         return self._prepared[key][1]
+
+    def evaluate_every_way(self, state: State) -> Evaluation:
+        """`evaluate`, and what the other ways to take the masks give; those are in no ledger, as nobody needs them."""
+        asked = self.evaluate(state)
+        if not self.world.method.samples_masks:
+            return asked
+        chosen, ledger, self.ledger = self.mode, self.ledger, None
+        found = {chosen: asked}
+        try:
+            for mode in MODES:
+                if mode != chosen:
+                    self.mode = mode
+                    found[mode] = self.evaluate(state)
+        finally:
+            self.mode, self.ledger = chosen, ledger
+        return replace(asked, by_mask={m: (found[m].accuracy, found[m].accuracy_global) for m in MODES})
 
     @torch.no_grad()
     def evaluate(self, state: State) -> Evaluation:
@@ -127,15 +149,15 @@ class Evaluator:
 
     # --- who runs with what
 
-    def weights(self, trained: Tensor, draw: int) -> Tensor:
-        """The weights that `trained` (any prefix of all blocks) is evaluated with.
+    def weights(self, trained: Tensor, draw: int, mode: str | None = None) -> Tensor:
+        """The weights that `trained` (any prefix of all blocks) is evaluated with. mode: other than the evaluation's.
 
         One draw of uniforms serves everybody: clients then differ where their θ differ and nowhere else, so
         that statistics summed over all of them fit the mask of each.
         """
         w = self.world
         drawn = uniform(w.keys.at(Stream.EVALUATION, draw), trained.shape[-1], w.dtype)
-        return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, w.recipe.eval_mask)
+        return w.method.evaluation_weights(trained, w.frozen[: trained.shape[-1]], drawn, mode or self.mode)
 
     def top_weights(self, state: State, draw: int) -> Tensor:
         """The weights of the server's blocks: as trained, or under the global model's mask."""
@@ -143,7 +165,8 @@ class Evaluator:
         p = w.masked_size(w.cut)
         if not w.server_masks():
             return state.shared[p:]
-        return self.weights(w.method.start(state.shared), draw)[p:]
+        how = w.recipe.top_mask  # masks without chance are the same when they are evaluated
+        return self.weights(w.method.start(state.shared), draw, None if how == "sampled" else how)[p:]
 
     def client_weights(self, state: State, client: int, draw: int) -> tuple[Tensor, Tensor]:
         """One client's own bottom: weights [P_d] and norms [Q_d]. Without a memory it has the global θ."""
@@ -261,13 +284,19 @@ class Evaluator:
             scores.append(100.0 * right / len(rows))
         return sum(scores) / len(scores)
 
+    def _block(self, norm: StaticBN) -> int:
+        """The block a norm belongs to, from 0; the server's own are behind all of them."""
+        part, number = norm.name.split(".")[:2]
+        model = self.world.model
+        return int(number) if part == "blocks" else model.cut_after - 1 if part == "narrow" else model.depth
+
     def _count_statistics(self, passes: int) -> None:
         """Sums go up and statistics come down, once per client and pass, whichever process makes the pass."""
         w = self.world
         if self.ledger is None or not self.norms or w.recipe.statistics == "batch":
             return
         for depth in sorted(set(w.depths)):
-            held = [m for m in self.norms if _block(m) < depth]
+            held = [m for m in self.norms if self._block(m) < depth]
             size = (2 * sum(m.features for m in held) + len(held),)
             cost = length(Kind.STATISTICS, size, w.codec)
             clients = sum(d == depth and len(rows) > 0 for d, rows in zip(w.depths, w.train_rows, strict=True))
@@ -275,14 +304,12 @@ class Evaluator:
                 self.ledger.add(Kind.STATISTICS, direction, cost * clients * passes, clients * passes)
 
 
-def evaluates_after(recipe: Recipe, rounds: int) -> bool:
-    """Is there an evaluation after so many rounds?"""
-    return rounds == recipe.rounds or rounds % recipe.eval_every == 0
-
-
-def _block(norm: StaticBN) -> int:
-    parts = norm.name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" else 1 << 30
+def evaluate_when_due(evaluator: Evaluator, state: State) -> Evaluation | None:
+    """The evaluation after a state's rounds, None where the recipe wants none; the last one is made every way."""
+    r = evaluator.world.recipe
+    if state.round == r.rounds:
+        return evaluator.evaluate_every_way(state)
+    return evaluator.evaluate(state) if state.round % r.eval_every == 0 else None
 
 
 def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

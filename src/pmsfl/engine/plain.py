@@ -25,6 +25,7 @@ class PlainView:
     trained: Tensor  # bool [q]
     local: Tensor  # bool [q]: trained, and kept by the client
     bottom: int  # how many of them belong to the bottom; the rest is the head
+    evaluates_own: bool  # is any that the client keeps part of its model? A guard is not
 
     @cached_property
     def shared(self) -> Tensor:
@@ -67,12 +68,17 @@ class PlainView:
         stays: list[bool] = []
         for s, kept in zip(slots, local, strict=True):
             index += range(s.offset, s.offset + s.size)
-            trained += [norms_train or s.is_classifier] * s.size
-            stays += [kept and (norms_train or s.is_classifier)] * s.size
+            trains = norms_train or s.is_classifier or s.is_guard
+            trained += [trains] * s.size
+            stays += [trains and (kept or s.is_guard)] * s.size
         flags = {"dtype": torch.bool, "device": world.device}
         return PlainView(
             torch.tensor(index, dtype=torch.int64, device=world.device),
             torch.tensor(trained, **flags),  # type: ignore[arg-type]
             torch.tensor(stays, **flags),  # type: ignore[arg-type]
             world.plain_size(depth),
+            any(
+                kept and not s.is_guard and (norms_train or s.is_classifier)
+                for s, kept in zip(slots, local, strict=True)
+            ),
         )

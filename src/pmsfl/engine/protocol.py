@@ -7,17 +7,28 @@ them over a network.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pmsfl.engine.client import Finished
 from pmsfl.engine.world import World
-from pmsfl.wire.codecs import Codec
+from pmsfl.wire.codecs import Codec, payload_bounds
+from pmsfl.wire.coded_masks import decode_bits, encode_bits
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.masks import decode_indices, encode_indices, pack_bits, unpack_bits
-from pmsfl.wire.messages import Direction, Kind, Message, WireError, length, split
+from pmsfl.wire.messages import Direction, Kind, Message, WireError, header_bytes, length, split
 from pmsfl.wire.tensors import decode_tensor, encode_tensor
+from pmsfl.wire.units import decode_unit, encode_unit, unit_round_trip
+
+
+@dataclass(frozen=True)
+class Start:
+    """What clients of one depth begin a round with."""
+
+    shared: Tensor  # [P_d] as they receive it: θ that went over the wire is what masks are coded against
+    costs: dict[Kind, int]
 
 
 class Wire:
@@ -28,6 +39,9 @@ class Wire:
         self.run = zlib.crc32(world.recipe.to_toml().encode())
         self.shared_kind = Kind.WEIGHTS if world.method.trains == "weights" else Kind.THETA
         self.sends_shared = world.method.uploads != "nothing"
+        # What goes down is θ, which has codecs of its own, or weights.
+        self.down_codec = world.theta_codec if self.shared_kind == Kind.THETA else world.codec
+        self.codes_down = self.sends_shared and self.down_codec != world.codec
 
     def _tensor(self, kind: Kind, t: Tensor, codec: Codec, round_: int, client: int, step: int = 0) -> bytes:
         payload = encode_tensor(t, codec)
@@ -38,9 +52,8 @@ class Wire:
         _expect(messages, kinds)
         return messages
 
-    def _floats(self, m: Message, shape: tuple[int, ...]) -> Tensor:
-        if m.shape != shape:
-            raise WireError(f"{m.kind.name}: shape {m.shape}, expected {shape}")
+    def _floats(self, m: Message, shape: tuple[int, ...], codec: Codec) -> Tensor:
+        _check(m, shape, codec)
         out = decode_tensor(m.payload, m.shape, m.codec, self.world.dtype)
         if not torch.isfinite(out).all():
             raise WireError(
@@ -59,7 +72,11 @@ class Wire:
         """θ (or weights) and shared norms of the client's depth."""
         codec = self.world.codec
         out = b""
-        if self.sends_shared:
+        if self.codes_down:
+            payload = encode_unit(shared, self.down_codec)
+            shape = tuple(shared.shape)
+            out += Message(self.shared_kind, self.down_codec, shape, payload, self.run, round_, client).encode()
+        elif self.sends_shared:
             out += self._tensor(self.shared_kind, shared, codec, round_, client)
         if plain.numel():
             out += self._tensor(Kind.NORMS, plain, codec, round_, client)
@@ -72,16 +89,26 @@ class Wire:
         kinds = [self.shared_kind] * self.sends_shared + [Kind.NORMS] * (size > 0)
         for m in self._read(data, kinds):
             if m.kind == Kind.NORMS:
-                plain = self._floats(m, (size,))
+                plain = self._floats(m, (size,), self.world.codec)
+            elif self.codes_down:
+                _check(m, (self.world.masked_size(depth),), self.down_codec)
+                shared = decode_unit(m.payload, m.shape[0], m.codec, self.world.dtype).to(self.world.device)
             else:
-                shared = self._floats(m, (self.world.masked_size(depth),))
+                shared = self._floats(m, (self.world.masked_size(depth),), self.world.codec)
         return shared, plain
 
+    def start(self, shared: Tensor, depth: int) -> Start:
+        """What `read_start` gives for what `write_start` wrote, and the encoded lengths."""
+        if not self.codes_down:
+            return Start(shared, self.start_bytes(depth))
+        received, size = unit_round_trip(shared, self.down_codec)
+        return Start(received, self.start_bytes(depth) | {self.shared_kind: header_bytes(1) + size})
+
     def start_bytes(self, depth: int) -> dict[Kind, int]:
-        """Encoded lengths of `write_start`."""
+        """Encoded lengths of `write_start`, the greatest where they depend on θ."""
         w, out = self.world, {}
         if self.sends_shared:
-            out[self.shared_kind] = length(self.shared_kind, (w.masked_size(depth),), w.codec)
+            out[self.shared_kind] = most_bytes((w.masked_size(depth),), self.down_codec)
         if size := self.norms_size(depth):
             out[Kind.NORMS] = length(Kind.NORMS, (size,), w.codec)
         return out
@@ -100,70 +127,90 @@ class Wire:
         """Smashed data and labels (none in the U-shape); refuses labels out of range and what is not finite."""
         if self.world.u_shape:
             (smashed,) = self._read(data, [Kind.SMASHED])
-            return self._floats(smashed, smashed.shape), torch.zeros(smashed.shape[0], dtype=torch.int64)
+            received = self._floats(smashed, smashed.shape, self.world.cut_codec)
+            return received, torch.zeros(smashed.shape[0], dtype=torch.int64)
         smashed, labels = self._read(data, [Kind.SMASHED, Kind.LABELS])
         if labels.codec != self.world.label_codec:
             raise WireError(f"LABELS of client {labels.client}: codec {labels.codec.name} is not the run's")
         y = decode_tensor(labels.payload, labels.shape, labels.codec)
         if labels.shape != smashed.shape[:1] or (y.numel() and int(y.max()) >= self.world.federation.classes):
             raise WireError(f"LABELS of client {labels.client}: wrong count, or a class that does not exist")
-        return self._floats(smashed, smashed.shape), y.to(self.world.device)
+        return self._floats(smashed, smashed.shape, self.world.cut_codec), y.to(self.world.device)
 
     def write_gradient(self, round_: int, client: int, step: int, gradient: Tensor) -> bytes:
         """dL/dq [B, ...] of one client."""
-        return self._tensor(Kind.GRADIENT, gradient, self.world.cut_codec, round_, client, step)
+        return self._tensor(Kind.GRADIENT, gradient, self.world.gradient_codec, round_, client, step)
 
     def read_gradient(self, data: bytes, shape: tuple[int, ...]) -> Tensor:
         """dL/dq as the client receives it."""
-        return self._floats(self._read(data, [Kind.GRADIENT])[0], shape)
+        return self._floats(self._read(data, [Kind.GRADIENT])[0], shape, self.world.gradient_codec)
 
     def write_features(self, round_: int, client: int, step: int, features: Tensor, up: bool) -> bytes:
         """The U-shape's middle: features [B, ...] down, or their gradient up."""
-        kind = Kind.FEATURE_GRADIENT if up else Kind.FEATURES
-        return self._tensor(kind, features, self.world.cut_codec, round_, client, step)
+        kind, codec = self._features(up)
+        return self._tensor(kind, features, codec, round_, client, step)
 
     def read_features(self, data: bytes, shape: tuple[int, ...], up: bool) -> Tensor:
         """Features, or their gradient, as the other side receives them."""
-        return self._floats(self._read(data, [Kind.FEATURE_GRADIENT if up else Kind.FEATURES])[0], shape)
+        kind, codec = self._features(up)
+        return self._floats(self._read(data, [kind])[0], shape, codec)
 
-    def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        """Encoded length of either; shape [B, ...]."""
-        return length(Kind.FEATURES, shape, self.world.cut_codec)
+    def _features(self, up: bool) -> tuple[Kind, Codec]:
+        w = self.world
+        return (Kind.FEATURE_GRADIENT, w.gradient_codec) if up else (Kind.FEATURES, w.cut_codec)
+
+    def feature_bytes(self, shape: tuple[int, ...], up: bool) -> int:
+        """Encoded length of features [B, ...], or of their gradient."""
+        kind, codec = self._features(up)
+        return length(kind, shape, codec)
 
     def step_bytes(self, shape: tuple[int, ...]) -> dict[Kind, int]:
         """Encoded lengths of one client's step; shape [B, ...] of its smashed data."""
         w = self.world
         costs = {
             Kind.SMASHED: length(Kind.SMASHED, shape, w.cut_codec),
-            Kind.GRADIENT: length(Kind.GRADIENT, shape, w.cut_codec),
+            Kind.GRADIENT: length(Kind.GRADIENT, shape, w.gradient_codec),
         }
         return costs if w.u_shape else costs | {Kind.LABELS: length(Kind.LABELS, shape[:1], w.label_codec)}
 
     # --- end of a round: indices of new personal coordinates, the upload, norms
 
-    def write_finish(self, round_: int, client: int, done: Finished, i: int) -> bytes:
-        """What client i of `done` uploads."""
+    def write_finish(self, round_: int, client: int, done: Finished, i: int, theta: Tensor | None = None) -> bytes:
+        """What client i of `done` uploads. theta [P_d]: what it received, where mask bits are coded against it."""
         w, out = self.world, b""
-        size = done.values.shape[1]
-        new = done.fresh[i].nonzero().squeeze(1)
-        if len(new) and self.sends_shared:
-            payload = encode_indices(new.cpu(), size)
-            out += Message(Kind.PERSONAL, Codec.INDICES, (size,), payload, self.run, round_, client).encode()
+        if payload := self._new_indices(done, i):
+            shape = (_still_shared(done, i),)
+            out += Message(Kind.PERSONAL, Codec.INDICES, shape, payload, self.run, round_, client).encode()
         values = done.values[i][done.contributes[i]]
         if w.method.uploads == "bits":
-            payload = pack_bits(values.cpu() > 0.5)
-            shape = (len(values),)
-            out += Message(Kind.MASK, Codec.PACKED_BITS, shape, payload, self.run, round_, client).encode()
+            payload = self._mask_payload(done, i, theta)
+            out += Message(Kind.MASK, w.mask_codec, tuple(values.shape), payload, self.run, round_, client).encode()
         elif self.sends_shared:
             out += self._tensor(self.shared_kind, values, w.codec, round_, client)
         if done.plain.shape[1]:
             out += self._tensor(Kind.NORMS, done.plain[i], w.codec, round_, client)
         return out
 
-    def read_finish(self, data: bytes, depth: int, personal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _new_indices(self, done: Finished, i: int) -> bytes:
+        """New personal coordinates, counted among those that were shared until now; nothing if there are none."""
+        if not self.sends_shared or not bool(done.fresh[i].any()):
+            return b""
+        shared = done.contributes[i] | done.fresh[i]
+        return encode_indices(done.fresh[i][shared].nonzero().squeeze(1).cpu(), _still_shared(done, i))
+
+    def _mask_payload(self, done: Finished, i: int, theta: Tensor | None) -> bytes:
+        bits = done.values[i][done.contributes[i]] > 0.5
+        if self.world.mask_codec == Codec.PACKED_BITS:
+            return pack_bits(bits)
+        assert theta is not None
+        return encode_bits(bits, theta[done.contributes[i]])
+
+    def read_finish(
+        self, data: bytes, depth: int, personal: Tensor, theta: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """values [P_d], contributes [P_d], shared norms and the client's whole personal set [P_d].
 
-        personal: what the server remembers of the client's set; it only grows.
+        personal: what the server remembers of the client's set; it only grows. theta: what it sent the client [P_d].
         """
         w = self.world
         p, q = w.masked_size(depth), self.norms_size(depth)
@@ -173,40 +220,75 @@ class Wire:
         messages = split(data)
         if messages and messages[0].kind == Kind.PERSONAL and self.sends_shared:
             first = messages.pop(0)
-            personal[decode_indices(first.payload, p).to(w.device)] = True
+            shared = (~personal).nonzero().squeeze(1)
+            _check(first, (len(shared),), Codec.INDICES)
+            personal[shared[decode_indices(first.payload, len(shared)).to(w.device)]] = True
         _expect(messages, kinds)
         values = torch.zeros(p, dtype=w.dtype, device=w.device)
         plain = torch.zeros(q, dtype=w.dtype, device=w.device)
         count = int((~personal).sum())
         for m in messages:
             if m.kind == Kind.MASK:
-                values[~personal] = unpack_bits(m.payload, count).to(w.device, w.dtype)
+                _check(m, (count,), w.mask_codec)
+                values[~personal] = self._bits(m, ~personal, theta).to(w.device, w.dtype)
             elif m.kind == self.shared_kind:
-                values[~personal] = self._floats(m, (count,))
+                values[~personal] = self._floats(m, (count,), w.codec)
             else:
-                plain = self._floats(m, (q,))
+                plain = self._floats(m, (q,), w.codec)
         return values, ~personal, plain, personal
 
-    def finish_bytes(self, done: Finished, i: int) -> dict[Kind, int]:
+    def _bits(self, m: Message, contributes: Tensor, theta: Tensor | None) -> Tensor:
+        if m.codec == Codec.PACKED_BITS:
+            return unpack_bits(m.payload, m.shape[0])
+        assert theta is not None
+        return decode_bits(m.payload, theta[contributes])
+
+    def finish_bytes(self, done: Finished, i: int, theta: Tensor | None = None) -> dict[Kind, int]:
         """Encoded lengths of `write_finish`."""
-        out: dict[Kind, int] = {}
-        space = done.values.shape[1]
-        new = done.fresh[i].nonzero().squeeze(1)
-        if len(new) and self.sends_shared:
-            header = length(Kind.PERSONAL, (0,), Codec.PACKED_BITS)
-            out[Kind.PERSONAL] = header + len(encode_indices(new.cpu(), space))
-        return out | self.upload_bytes(int(done.contributes[i].sum()), done.plain.shape[1])
+        w, out = self.world, dict[Kind, int]()
+        if payload := self._new_indices(done, i):
+            out[Kind.PERSONAL] = header_bytes(1) + len(payload)
+        out |= self.upload_bytes(int(done.contributes[i].sum()), done.plain.shape[1])
+        if w.method.uploads == "bits" and w.mask_codec != Codec.PACKED_BITS:
+            out[Kind.MASK] = header_bytes(1) + len(self._mask_payload(done, i, theta))
+        return out
 
     def upload_bytes(self, coordinates: int, norms: int) -> dict[Kind, int]:
-        """Encoded lengths of an upload of so many coordinates and norms, without new personal indices."""
-        w, out = self.world, {}
+        """Encoded lengths of an upload of so many coordinates and norms, without new personal indices; the greatest
+        where they depend on the mask."""
+        w, out = self.world, dict[Kind, int]()
         if w.method.uploads == "bits":
-            out[Kind.MASK] = length(Kind.MASK, (coordinates,), Codec.PACKED_BITS)
+            out[Kind.MASK] = most_bytes((coordinates,), w.mask_codec)
         elif self.sends_shared:
             out[self.shared_kind] = length(self.shared_kind, (coordinates,), w.codec)
         if norms:
             out[Kind.NORMS] = length(Kind.NORMS, (norms,), w.codec)
         return out
+
+    @property
+    def bounded(self) -> list[str]:
+        """Which counts can only be bounded before a round is played, as the ledger names them."""
+        coded = [f"{self.shared_kind.name.lower()}.down"] * (self.codes_down and self.down_codec == Codec.CODED_UNIT)
+        bits = self.world.method.uploads == "bits" and self.world.mask_codec == Codec.CODED_BITS
+        return coded + ["mask.up"] * bits
+
+
+def most_bytes(shape: tuple[int, ...], codec: Codec) -> int:
+    """The greatest encoded length of a message of this shape."""
+    return header_bytes(len(shape)) + payload_bounds(shape, codec)[1]
+
+
+def _still_shared(done: Finished, i: int) -> int:
+    """How many coordinates client i shared until this round."""
+    return int((done.contributes[i] | done.fresh[i]).sum())
+
+
+def _check(m: Message, shape: tuple[int, ...], codec: Codec) -> None:
+    """WireError where a message is not as the run's recipe has it."""
+    if m.shape != shape:
+        raise WireError(f"{m.kind.name}: shape {m.shape}, expected {shape}")
+    if m.codec != codec:
+        raise WireError(f"{m.kind.name} of client {m.client}: codec {m.codec.name} is not the run's, {codec.name}")
 
 
 def _expect(messages: list[Message], kinds: list[Kind]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
-from pmsfl.engine.plan import cohort_size, local_steps
+from pmsfl.engine.plan import local_steps
 from pmsfl.engine.replay import capture
 from pmsfl.engine.rows import ClientRows, Clock, ServerRows, cloned, rebuilt, tensors
 from pmsfl.engine.server import Batches, Server
@@ -93,7 +93,7 @@ class Recorder:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
         w = self.world
         # Not this round's: somebody may have failed in it.
-        cohort = cohort_size(w.recipe, sum(size > 0 for size in w.sizes))
+        cohort = w.cohort
         longest = max(local_steps(w.recipe, n) for n in w.sizes)
         rows = {}
         for d in self.bottoms:

@@ -17,6 +17,7 @@ from pmsfl.engine.protocol import Wire, count_encoded
 from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
+from pmsfl.engine.transcribe import RoundTape, Transcriber
 from pmsfl.engine.world import World
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction
@@ -26,6 +27,8 @@ class ReferenceExecutor:
     """Plays a round by the book."""
 
     name = "reference"
+    transcriber: Transcriber | None = None  # keeps what crosses the wire, where somebody wants it
+    tape: RoundTape | None = None  # of the round under way
 
     def __init__(self, world: World, ledger: Ledger, note: Callable[[str], None] = lambda line: None) -> None:
         self.world, self.ledger = world, ledger
@@ -38,13 +41,16 @@ class ReferenceExecutor:
         plan = w.plan(state.round)
         clock = w.clock(state.round)
         server = Server(w, state, plan, clock)
+        self.tape = None if self.transcriber is None else self.transcriber.of_round(plan)
         clients = [self._begin(state, plan, clock, i) for i in range(len(plan.clients))]
         for step in range(max(plan.steps)):
             active = [i for i, r in enumerate(plan.steps) if r > step]
             self._step(server, clients, active, step)
             clock.step += 1
         done = {i: b.finish() for i, b in enumerate(clients) if plan.on_time[i]}
-        uploads = self._upload(state, plan, done)
+        uploads = self._upload(state, plan, done, {i: clients[i].sent for i in done})
+        if self.tape is not None:
+            self.tape.close()
         memories = {plan.clients[i]: d.memories[0] for i, d in done.items()}
         return server.finish(uploads, memories), collect(w, server, list(done.values()), plan)
 
@@ -54,6 +60,8 @@ class ReferenceExecutor:
         data = self.wire.write_start(state.round, client, shared, state.plain[view.sent])
         count_encoded(self.ledger, Direction.DOWN, data)
         shared, plain = self.wire.read_start(data, depth, shared)
+        if self.tape is not None:
+            self.tape.start(client, shared, plain)
         steps = [plan.steps[i]]
         return Bottoms(w, clock, state.round, [client], depth, steps, shared, plain, state.bank, vectorised=False)
 
@@ -78,7 +86,10 @@ class ReferenceExecutor:
             for gradient, i in zip(gradients[d], group, strict=True):
                 data = self.wire.write_gradient(plan.round, plan.clients[i], step, gradient)
                 count_encoded(self.ledger, Direction.DOWN, data)
-                bottoms[i].backward(self.wire.read_gradient(data, tuple(gradient.shape)).unsqueeze(0))
+                received = self.wire.read_gradient(data, tuple(gradient.shape))
+                if self.tape is not None:
+                    self.tape.step(plan.clients[i], *inbox[i], received)
+                bottoms[i].backward(received.unsqueeze(0))
 
     def _answer(
         self,
@@ -107,19 +118,23 @@ class ReferenceExecutor:
             gradients[d] = torch.stack(answers)
         return gradients, losses
 
-    def _upload(self, state: State, plan: RoundPlan, done: dict[int, Finished]) -> Uploads:
+    def _upload(self, state: State, plan: RoundPlan, done: dict[int, Finished], received: dict[int, Tensor]) -> Uploads:
+        """received: what each client began with; the server knows it too, as it wrote the message."""
         w = self.world
         uploads = Uploads.empty(w, len(plan.clients))
         for i, finished in done.items():
             client, depth = plan.clients[i], plan.depths[i]
-            data = self.wire.write_finish(state.round, client, finished, 0)
+            data = self.wire.write_finish(state.round, client, finished, 0, received[i])
             count_encoded(self.ledger, Direction.UP, data)
             known = self._remembered(state.bank.get(client), depth)
             p, view = w.masked_size(depth), w.plain_view(depth)
-            values, contributes, plain, _ = self.wire.read_finish(data, depth, known)
+            sent = self.wire.start(w.sent(state.shared, depth), depth).shared
+            values, contributes, plain, _ = self.wire.read_finish(data, depth, known, sent)
             uploads.values[i, :p], uploads.contributes[i, :p] = values, contributes
             uploads.plain[i, view.sent] = plain
             uploads.plain_held[i, view.sent] = True
+            if self.tape is not None:
+                self.tape.upload(client, values, contributes, plain)
         return uploads
 
     def _remembered(self, memory: Memory | None, depth: int) -> Tensor:

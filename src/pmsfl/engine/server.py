@@ -130,14 +130,24 @@ class Server:
         target, weight = self._objective(out, smashed, labels, answer, places, weights)
         grads = torch.autograd.grad(target, [*leaves, *inputs.values()], weight, materialize_grads=True)
         own, clients = self._totals(list(grads[: len(leaves)]), clients)
+        share = self._rate_share(clients)
         for leaf, grad in zip(leaves, own, strict=True):
             if leaf is masked:
-                rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked)
+                rows.masked_optimiser.step(rows.masked, grad / clients, self.clock.lr_server_masked * share)
                 if self.scores:
                     w.method.project(rows.masked)
             else:
-                rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain)
+                rows.plain_optimiser.step(rows.plain, grad / clients, self.clock.lr_server_plain * share)
         return dict(zip(inputs, grads[len(leaves) :], strict=True))
+
+    def _rate_share(self, clients: Tensor) -> Tensor | float:
+        """What of the learning rate a step takes. The last steps of a round see the largest clients alone: at the full
+        rate the top would lean towards whoever came last."""
+        rule = self.world.recipe.union_rate
+        if rule == "constant":
+            return 1.0
+        share = clients.double() / self.world.cohort
+        return share.sqrt() if rule == "sqrt" else share
 
     def _context(self, weights: Tensor | None, key: Tensor) -> ForwardContext:
         return ForwardContext(weights, dropout_key=fold(key, 1), batch=self.world.recipe.batch)
@@ -163,7 +173,8 @@ class Server:
         batch = self.world.recipe.batch
         if answer is None:
             flat = torch.cat([labels[d].flatten() for d in smashed])
-            losses = F.cross_entropy(out.to(self.world.dtype), flat, reduction="none")
+            smoothing = self.world.recipe.label_smoothing
+            losses = F.cross_entropy(out.to(self.world.dtype), flat, reduction="none", label_smoothing=smoothing)
             loss = (losses if weights is None else losses * weights).sum()
             self.rows.loss_sum.add_(loss.detach())
             return loss / batch, None
@@ -176,12 +187,15 @@ class Server:
 
     def weights(self, masked: Tensor, key: Tensor) -> Tensor:
         """The weights the server's blocks run with, [P − P_cut]."""
+        method, how = self.world.method, self.world.recipe.top_mask
         if not self.scores:
             return masked[0]
-        drawn = None
-        if self.world.method.samples_masks:
-            drawn = self._uniform(key, masked)
-        return self.world.method.effective(masked, self.frozen, drawn)[0]
+        if not method.samples_masks:
+            return method.effective(masked, self.frozen, None)[0]
+        if how == "expected":
+            return self.frozen * torch.sigmoid(masked[0])
+        drawn = self._uniform(key, masked) if how == "sampled" else torch.full_like(masked, 0.5)
+        return method.effective(masked, self.frozen, drawn)[0]
 
     def _uniform(self, key: Tensor, masked: Tensor) -> Tensor:
         """Uniforms of one forward pass [1, P − P_cut]."""

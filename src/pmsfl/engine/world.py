@@ -33,12 +33,22 @@ from pmsfl.models.norm import StaticBN
 from pmsfl.models.registry import add_exits, make_model
 from pmsfl.models.split import SplitModel
 from pmsfl.recipe import Recipe
+from pmsfl.wire import ans
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.tensors import label_codec
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 NATIVE = {"float32": Codec.FP32, "float64": Codec.FP64}
-CODECS = {"fp32": Codec.FP32, "bf16": Codec.BF16, "fp16": Codec.FP16}
+CODECS = {
+    "fp32": Codec.FP32,
+    "bf16": Codec.BF16,
+    "fp16": Codec.FP16,
+    "int8": Codec.QUANT8,
+    "int4": Codec.QUANT4,
+    "int2": Codec.QUANT2,
+}
+THETA_CODECS = {"u16": Codec.UNIT16, "u8": Codec.UNIT8, "entropy": Codec.CODED_UNIT}
+MASK_CODECS = {"packed": Codec.PACKED_BITS, "entropy": Codec.CODED_BITS}
 
 
 class World:
@@ -78,6 +88,14 @@ class World:
         self.shares_top = self.mixed or (recipe.masked_top and self.method.trains != "weights")
         self.codec = NATIVE[recipe.dtype]
         self.cut_codec = CODECS.get(recipe.cut_codec, self.codec)
+        self.gradient_codec = (
+            self.cut_codec if recipe.gradient_codec == "same" else CODECS.get(recipe.gradient_codec, self.codec)
+        )
+        self.theta_codec = THETA_CODECS.get(recipe.theta_codec, self.codec)
+        self.mask_codec = MASK_CODECS[recipe.mask_codec]
+        for key in ("mask_codec", "theta_codec"):
+            if getattr(recipe, key) == "entropy":
+                ans.library(f"{key} = 'entropy'")  # now, not at the end of the first round
         self.label_codec = label_codec(self.federation.classes)
         self._plain_views: dict[int, PlainView] = {}
         self._kept: dict[int, Tensor] = {}
@@ -100,7 +118,7 @@ class World:
         check_forward(self.model, self.input_shape, self.federation.classes, f"model = {self.recipe.model!r}")
         if self.recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
             raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
-        cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))
+        assert self.cohort > 0
 
     def _with_damping(self, recipe: Recipe) -> Recipe:
         """The recipe a method sees: a damping of 0 stands for K/N, which is known only with the data at hand."""
@@ -141,7 +159,7 @@ class World:
         plain = plain_parameters(self.model, r.seed)
         if r.pretrained:
             frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)
-        scores = initial_scores(self.model, r.seed, r.score_init)
+        scores = initial_scores(self.model, r.seed, r.score_init) * r.score_spread
         self.frozen = self._scaled_for_masks(frozen).to(self.device, self.dtype)
         self.initial_plain = plain.to(self.device, self.dtype)
         self.initial_scores = scores.to(self.device, self.dtype)
@@ -175,6 +193,11 @@ class World:
         method never sends its bottom, what everybody began with."""
         whole = self.initial_shared if self.method.uploads == "nothing" else shared
         return whole[: self.masked_size(depth)]
+
+    @property
+    def cohort(self) -> int:
+        """K: how many clients a round samples."""
+        return cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))
 
     @property
     def cut(self) -> int:
@@ -288,6 +311,17 @@ class World:
             out = self.over_clients(one, (named, x, dropout_keys), vectorised)
         return out if self.method.exits else (out, None)
 
+    def run_guards(self, views: dict[str, Tensor], smashed: Tensor, vectorised: bool) -> Tensor:
+        """A clients' own decoders on their smashed data [A, B, ...]: images [A, B, ...]."""
+        mine = {n.removeprefix("guard."): v for n, v in views.items() if n.startswith("guard.")}
+
+        def one(views: dict[str, Tensor], q: Tensor) -> Any:
+            return functional_call(self.model.guard, views, (q,))
+
+        with self.precision():
+            images: Tensor = self.over_clients(one, (mine, smashed), vectorised)
+        return images
+
     def over_clients(self, function: Callable[..., Any], args: Sequence[object], vectorised: bool) -> Any:
         """function applied to each client's slice of the arguments, results stacked."""
         if vectorised:
@@ -336,6 +370,7 @@ def federation_of(recipe: Recipe) -> Federation:
         min_samples=recipe.min_samples,
         max_samples=recipe.max_samples or None,
         seed=recipe.seed,
+        test_gap=recipe.test_gap,
     )
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pmsfl.masks.bernoulli import entropy_bits, to_scores
+
 Rule = Literal["sampled", "damped", "beta"]
 
 
@@ -56,7 +58,15 @@ def merge(
     """
     if weights is None:
         weights = torch.ones(uploads.shape[0], dtype=previous.dtype, device=previous.device)
-    total, share, heads = weighted_sums(uploads, contributes, weights.to(previous.dtype))
+    sums = weighted_sums(uploads, contributes, weights.to(previous.dtype))
+    return merge_sums(previous, *sums, aggregator, counts)
+
+
+def merge_sums(
+    previous: Tensor, total: Tensor, share: Tensor, heads: Tensor, aggregator: Aggregator, counts: Counts | None = None
+) -> tuple[Tensor, Counts | None]:
+    """`merge` for a server that never sees single uploads: from what `weighted_sums` (or a secure sum, where the share
+    is the head count) gives."""
     value = total / share.clamp_min(torch.finfo(previous.dtype).tiny)
     if aggregator.rule == "damped":
         value = previous + aggregator.damping * (value - previous)
@@ -72,3 +82,11 @@ def beta_mode(alpha: Tensor, beta: Tensor, fallback: Tensor) -> Tensor:
     """The mode (α−1)/(α+β−2), where the posterior has one; elsewhere `fallback`."""
     excess = alpha + beta - 2.0
     return torch.where(excess > 0, (alpha - 1.0) / excess.clamp_min(1e-12), fallback).clamp(0.0, 1.0)
+
+
+def steer_entropy(theta: Tensor, target: float, rate: float, clip: float) -> Tensor:
+    """θ [P] with its logits moved by `rate` away from 0 where the mean entropy is above `target` bits, and towards 0
+    where it is below: less random masks learn more, more random ones tell less."""
+    logits = to_scores(theta, clip)
+    away = torch.sign(entropy_bits(theta).mean() - target)
+    return torch.sigmoid(logits * (1.0 + rate * away))

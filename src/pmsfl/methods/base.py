@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
 from pmsfl.models.split import Slot
+from pmsfl.privacy.cut import clip_samples
 from pmsfl.privacy.mechanisms import clip_and_noise
 from pmsfl.recipe import Recipe
 
@@ -69,6 +70,24 @@ class Method:
 
     def project(self, trained: Tensor) -> None:
         """Bring `trained` back into its domain after an optimiser step, in place."""
+
+    def leaving(self, out: Tensor, keys: Tensor) -> Tensor:
+        """Smashed data [A, B, ...] of bottoms' outputs, as they leave: clipped, noised. Differentiable; keys: [A]."""
+        return self.smash(clip_samples(out, self.recipe.cut_clip) if self.recipe.cut_clip else out, keys)
+
+    @property
+    def smash_mechanism(self) -> str:
+        """The noise for which each sample's smashed data are clipped to dp_clip_smashed: gaussian, laplace or off."""
+        return self.recipe.dp_smashed
+
+    def clipped(self, out: Tensor) -> Tensor:
+        """Bottoms' outputs [A, B, ...] as they leave but for the noise: everybody can compute it."""
+        r = self.recipe
+        if r.cut_clip:
+            out = clip_samples(out, r.cut_clip)
+        if self.smash_mechanism == "off":
+            return out
+        return clip_samples(out, r.dp_clip_smashed, 1 if self.smash_mechanism == "laplace" else 2)
 
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         """What leaves the client instead of `smashed` [A, B, ...]; differentiable. keys: [A]."""

@@ -37,14 +37,16 @@ def distillation(round_: int, rounds: int) -> float:
     return min(1.0, (round_ + 1) / max(RAMP * rounds, 1.0))
 
 
-def exit_loss(logits: Tensor, labels: Tensor, ramp: float | Tensor) -> Tensor:
+def exit_loss(logits: Tensor, labels: Tensor, ramp: float | Tensor, smoothing: float = 0.0) -> Tensor:
     """Σ over clients of their local loss. logits [A, d, B, C] of d classifiers, labels [A, B].
 
-    Cross-entropy of each classifier, plus ramp · KL between all pairs (the teacher detached, temperature 1).
+    Cross-entropy of each classifier, with smoothed labels where asked, plus ramp · KL between all pairs (the teacher
+    detached, temperature 1).
     """
     a, d, b, c = logits.shape
     everyone = labels.unsqueeze(1).expand(a, d, b)
-    loss = F.cross_entropy(logits.reshape(-1, c), everyone.reshape(-1), reduction="sum") / b
+    each = F.cross_entropy(logits.reshape(-1, c), everyone.reshape(-1), reduction="sum", label_smoothing=smoothing)
+    loss = each / b
     if d == 1:
         return loss
     student = logits.log_softmax(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pmsfl.masks.aggregate import Counts
+from pmsfl.masks.aggregate import Counts, steer_entropy
 from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
 from pmsfl.masks.personal import grow, target_count
 from pmsfl.methods.base import Method, Trains, Uploads
@@ -59,6 +59,10 @@ class PMSFL(Method):
         self, shared: Tensor, uploads: Tensor, contributes: Tensor, weights: Tensor, counts: Counts | None
     ) -> tuple[Tensor, Counts | None]:
         theta, counts = super().merge(shared, uploads, contributes, weights, counts)
+        r = self.recipe
+        if r.entropy_target > 0.0:
+            steered = steer_entropy(theta, r.entropy_target, r.entropy_rate, r.clip)
+            theta = torch.where(contributes.any(0), steered, theta)
         return self._clipped(theta), counts
 
     def grow_personal(

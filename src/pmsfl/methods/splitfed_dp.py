@@ -39,6 +39,10 @@ class SplitFedDP(Method):
                 "without noise; use labels = 'shared' or 'randomised'"
             )
 
+    @property
+    def smash_mechanism(self) -> str:
+        return self.recipe.dp_mechanism if self.sound else "off"
+
     def smash(self, smashed: Tensor, keys: Tensor) -> Tensor:
         r = self.recipe
         flat = smashed.flatten(0, 1).flatten(1)

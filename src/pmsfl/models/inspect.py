@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +36,24 @@ class CutCost:
 
 
 def cut_cost(model: SplitModel, input_shape: tuple[int, ...], depth: int, batch: int) -> CutCost:
-    """The cost of one cut, measured by running the bottom on zeros."""
+    """The cost of one cut, measured by running the bottom on zeros; with the client's guard, where it has one."""
     parameter = next(model.parameters())
-    views = {n: p.detach().clone().requires_grad_() for n, p in _bottom(model, depth).items()}
     x = torch.zeros(batch, *input_shape, dtype=parameter.dtype, device=parameter.device)
+    was_training = model.training
+    model.train()
+    q, flops, saved = _measured(model, _bottom(model, depth), (x, 0, depth))
+    if not isinstance(model.guard, nn.Identity) and depth >= model.cut_after:
+        smashed = torch.zeros(batch, *smashed_shape(model, input_shape, model.cut_after)).to(x)
+        _, more, kept = _measured(model.guard, dict(model.guard.named_parameters()), (smashed.requires_grad_(),))
+        flops, saved = flops + more, saved + kept
+    model.train(was_training)
+    ends = model.layout.masked_ends[depth], model.layout.plain_ends[depth]
+    return CutCost(depth, *ends, tuple(q.shape[1:]), flops // batch, saved)
+
+
+def _measured(module: nn.Module, parameters: dict[str, Tensor], args: tuple[Any, ...]) -> tuple[Tensor, int, int]:
+    """What a module puts out, FLOPs forward and backward, and bytes saved in between, parameters left out."""
+    views = {n: p.detach().clone().requires_grad_() for n, p in parameters.items()}
     saved: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
@@ -46,26 +61,21 @@ def cut_cost(model: SplitModel, input_shape: tuple[int, ...], depth: int, batch:
             saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 
-    was_training = model.training
-    model.train()
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            q = functional_call(model, views, (x, 0, depth))
-        q.sum().backward()
-    model.train(was_training)
-    return CutCost(
-        depth,
-        model.layout.masked_ends[depth],
-        model.layout.plain_ends[depth],
-        tuple(q.shape[1:]),
-        counter.get_total_flops() // batch,
-        sum(saved.values()),
-    )
+            out: Tensor = functional_call(module, views, args)
+        out.sum().backward()  # type: ignore[no-untyped-call]
+    return out, counter.get_total_flops(), sum(saved.values())
 
 
 def has_norm(model: SplitModel) -> bool:
     """Does it normalise what its layers put out? (A LayerNorm before a layer does not.)"""
     return any(isinstance(m, StaticBN | nn.GroupNorm) for m in model.modules())
+
+
+def has_batch_norm(model: SplitModel) -> bool:
+    """Does a sample's smashed data depend on the rest of its batch, at any cut? The stage of a narrow cut counts."""
+    return any(isinstance(m, StaticBN) for part in (model.blocks, model.narrow) for m in part.modules())
 
 
 def check_forward(model: SplitModel, input_shape: tuple[int, ...], classes: int, name: str) -> None:
@@ -132,4 +142,7 @@ def _trial_gradients(model: SplitModel, input_shape: tuple[int, ...], depth: int
 
 
 def _bottom(model: SplitModel, depth: int) -> dict[str, Tensor]:
-    return {n: p for n, p in model.named_parameters() if n.split(".")[0] == "blocks" and int(n.split(".")[1]) < depth}
+    """The parameters that a bottom's forward pass may use, by name."""
+    slots = (*model.layout.masked, *model.layout.plain)
+    mine = {s.name for s in slots if s.block < depth and not s.is_classifier and not s.is_guard}
+    return {n: p for n, p in model.named_parameters() if n in mine}

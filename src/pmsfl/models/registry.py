@@ -17,19 +17,43 @@ from pmsfl.models.resnet import PoolLinear, resnet18
 from pmsfl.models.small import small_cnn
 from pmsfl.models.split import SplitModel
 from pmsfl.models.transformer import MeanLinear, transformer
+from pmsfl.privacy.cut import guard_stage, narrow_stage, widen_stage
 from pmsfl.recipe import Recipe
 from pmsfl.recipe_files import nearest
 
-NAMES = ("small-cnn", "resnet18", "transformer")
+NAMES = ("small-cnn", "resnet18", "resnet18-halves", "transformer")
 
 
 def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitModel:
     """The model a recipe names, for samples of `input_shape`. Its own initial values never matter to a run:
     they are replaced by keyed ones, or built under a fixed seed that the caller's generator does not see."""
     model = _build(recipe, input_shape, classes)
+    _add_stages(model, recipe, input_shape)
     if recipe.norm == "group":
         model.use_group_norm()
     return model
+
+
+def _add_stages(model: SplitModel, recipe: Recipe, input_shape: tuple[int, ...]) -> None:
+    """The stages at the cut that a recipe asks for."""
+    if not recipe.cut_channels and recipe.cut_pool == 1 and not recipe.guard:
+        return
+    if not recipe.depths.isdigit() or not 1 <= int(recipe.depths) <= model.depth:
+        raise PmsflError(
+            f"cut_channels, cut_pool and guard need one cut for all clients, between 1 and {model.depth}; "
+            f"depths = {recipe.depths!r}"
+        )
+    after = int(recipe.depths)
+    shape = smashed_shape(model, input_shape, after)
+    if recipe.cut_channels or recipe.cut_pool > 1:
+        channels = recipe.cut_channels or (shape[0] if len(shape) == 3 else shape[-1])
+        with torch.random.fork_rng(devices=[]):
+            stages = [make(shape, channels, recipe.cut_pool) for make in (narrow_stage, widen_stage)]
+            model.narrow_cut(after, *stages)
+    if recipe.guard:
+        with torch.random.fork_rng(devices=[]):
+            crossing = smashed_shape(model, input_shape, after)
+            model.add_guard(after, guard_stage(crossing, input_shape, recipe.guard_width))
 
 
 def add_exits(model: SplitModel, input_shape: tuple[int, ...], classes: int) -> None:
@@ -37,6 +61,11 @@ def add_exits(model: SplitModel, input_shape: tuple[int, ...], classes: int) -> 
 
     def make(i: int) -> nn.Module:
         shape = smashed_shape(model, input_shape, i + 1)
+        if len(shape) not in (2, 3):
+            raise PmsflError(
+                f"method = 'depthfl' puts classifiers behind maps [C, H, W] or sequences [T, D], but block {i + 1} "
+                f"puts out {shape}; move flat layers into the head, or take another method"
+            )
         return PoolLinear(shape[0], classes) if len(shape) == 3 else MeanLinear(shape[-1], classes)
 
     model.add_exits(make)
@@ -58,8 +87,9 @@ def _build(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitM
                 f"model = {recipe.model!r} takes images [C, H, W], these samples have shape {input_shape}; "
                 "use model = 'transformer' for sequences"
             )
-        if recipe.model == "resnet18":
-            return resnet18(input_shape[0], classes, stem_padding=recipe.stem_padding, **wide)
+        if recipe.model.startswith("resnet18"):
+            halves = recipe.model == "resnet18-halves"
+            return resnet18(input_shape[0], classes, stem_padding=recipe.stem_padding, halves=halves, **wide)
         return small_cnn(input_shape[0], classes, **wide)
 
 

@@ -44,8 +44,11 @@ class PoolLinear(nn.Module):
         return logits
 
 
-def resnet18(channels: int, classes: int, width: int = 64, stem_padding: int = 1) -> SplitModel:
-    """ResNet-18 with a 3×3 stem and no stem pooling, for inputs [B, channels, H, W]."""
+def resnet18(channels: int, classes: int, width: int = 64, stem_padding: int = 1, halves: bool = False) -> SplitModel:
+    """ResNet-18 with a 3×3 stem and no stem pooling, for inputs [B, channels, H, W].
+
+    halves: every stage is two blocks, so that it can be cut in its middle, too.
+    """
     stem = [
         nn.Conv2d(channels, width, 3, 1, stem_padding, bias=False),
         StaticBN(width),
@@ -55,6 +58,9 @@ def resnet18(channels: int, classes: int, width: int = 64, stem_padding: int = 1
     for i in range(4):
         c_out = width * 2**i
         stage: list[nn.Module] = [BasicBlock(c_in, c_out, 1 if i == 0 else 2), BasicBlock(c_out, c_out, 1)]
-        blocks.append(nn.Sequential(*(stem if i == 0 else []), *stage))
+        if halves:
+            blocks += [nn.Sequential(*(stem if i == 0 else []), stage[0]), nn.Sequential(stage[1])]
+        else:
+            blocks.append(nn.Sequential(*(stem if i == 0 else []), *stage))
         c_in = c_out
     return SplitModel(blocks, PoolLinear(c_in, classes))

@@ -38,7 +38,15 @@ class SplitModel(nn.Module):
         self.head = _converted(head)
         allow_channels_last(*self.blocks, self.head)
         self.exits = nn.ModuleList()  # a classifier after every block, where a method wants them
+        self.cut_after = 0  # the block behind which the cut is narrow; 0: none
+        self.narrow: nn.Module = nn.Identity()  # the end of that block,
+        self.widen: nn.Module = nn.Identity()  # the beginning of the next,
+        self.guard: nn.Module = nn.Identity()  # and a decoder that a client attacks itself with there
         self.unmasked = tuple(unmasked)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Names and numbers for the layers that want them, and the layout: whenever a part was added."""
         for i, (name, module) in enumerate(self.named_modules()):
             if isinstance(module, StaticBN):
                 module.name = name
@@ -46,15 +54,27 @@ class SplitModel(nn.Module):
                 module.index = i
         self.layout = Layout.of(self)
 
+    def narrow_cut(self, after: int, narrow: nn.Module, widen: nn.Module) -> None:
+        """Put a stage behind block `after`, which belongs to it, and one before the block that follows it."""
+        self.cut_after, self.narrow, self.widen = after, _converted(narrow), _converted(widen)
+        allow_channels_last(*self.blocks, self.narrow, self.widen, self.head)
+        self._settle()
+
+    def add_guard(self, after: int, guard: nn.Module) -> None:
+        """Give clients a decoder of what crosses the cut behind block `after`."""
+        self.cut_after, self.guard = after, _converted(guard)
+        allow_channels_last(self.guard)
+        self._settle()
+
     def add_exits(self, make: Callable[[int], nn.Module]) -> None:
         """Put a classifier after every block; make(i) builds the one after block i+1."""
         self.exits = nn.ModuleList(make(i) for i in range(self.depth))
-        self.layout = Layout.of(self)
+        self._settle()
 
     def use_group_norm(self) -> None:
         """Put group norm in the place of batch norm: no output then depends on other samples."""
         replace_by_group_norm(self)
-        self.layout = Layout.of(self)
+        self._settle()
 
     @property
     def depth(self) -> int:
@@ -72,19 +92,27 @@ class SplitModel(nn.Module):
         for i in range(start, last):
             if joins and i > start and i in joins:
                 x = torch.cat((x, joins[i]))
-            x = self.blocks[i](x)
+            x = self._block(i, x)
         if stop is None:
             if joins and last > start and last in joins:
                 x = torch.cat((x, joins[last]))
-            x = self.head(x)
+            x = self.head(self.widen(x) if last == self.cut_after else x)
         return x
+
+    def _block(self, i: int, x: Tensor) -> Tensor:
+        """Block i+1 with the stages that belong to it. Where a cut is narrow, it is the only one."""
+        if i and i == self.cut_after:
+            x = self.widen(x)
+        x = self.blocks[i](x)
+        out: Tensor = self.narrow(x) if i + 1 == self.cut_after else x
+        return out
 
     def blocks_with_exits(self, x: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Blocks start+1..stop, and the logits [stop − start, B, classes] of the classifiers on the way."""
         logits = []
-        for block, leave in zip(self.blocks[start:stop], self.exits[start:stop], strict=True):
-            x = block(x)
-            logits.append(leave(x))
+        for i in range(start, stop):
+            x = self._block(i, x)
+            logits.append(self.exits[i](x))
         return x, torch.stack(logits)
 
 
@@ -102,6 +130,11 @@ class Slot:
     def is_classifier(self) -> bool:
         """Does it belong to the head, or to an exit? These are shared whatever becomes of the norms."""
         return self.name.startswith(("head.", "exits."))
+
+    @property
+    def is_guard(self) -> bool:
+        """Does it belong to a client's own decoder? These never leave the client."""
+        return self.name.startswith("guard.")
 
 
 @dataclass(frozen=True)
@@ -122,12 +155,7 @@ class Layout:
         sizes = {True: 0, False: 0}
         ends: dict[bool, list[int]] = {True: [0], False: [0]}
         for i in range(model.depth + 1):
-            part = model.blocks[i] if i < model.depth else model.head
-            prefix = f"blocks.{i}" if i < model.depth else "head"
-            named = list(part.named_parameters(prefix=prefix))
-            if i < len(model.exits):
-                named += model.exits[i].named_parameters(prefix=f"exits.{i}")
-            for name, p in named:
+            for name, p in _parameters(model, i):
                 kind = name in carriers
                 slots[kind].append(Slot(name, tuple(p.shape), sizes[kind], p.numel(), i))
                 sizes[kind] += p.numel()
@@ -185,10 +213,26 @@ def _converted(part: nn.Module) -> nn.Module:
     return convert_images(convert_dropout(convert_batch_norm(part)))
 
 
+def _parameters(model: SplitModel, block: int) -> list[tuple[str, nn.Parameter]]:
+    """What belongs to a block (counted from 0), or to the head behind the last one, by name."""
+    own = model.blocks[block] if block < model.depth else model.head
+    named = list(own.named_parameters(prefix=f"blocks.{block}" if block < model.depth else "head"))
+    if model.cut_after and block == model.cut_after - 1:
+        named += [*model.narrow.named_parameters(prefix="narrow"), *model.guard.named_parameters(prefix="guard")]
+    if model.cut_after and block == model.cut_after:
+        named += model.widen.named_parameters(prefix="widen")
+    if block < len(model.exits):
+        named += model.exits[block].named_parameters(prefix=f"exits.{block}")
+    return named
+
+
 def _mask_carriers(model: SplitModel) -> set[str]:
-    """Names of the weights that carry masks: those of convolutions and linear layers in the blocks."""
+    """Names of the weights that carry masks: those of convolutions and linear layers in the blocks and at the cut."""
     names = set()
-    for name, module in model.blocks.named_modules(prefix="blocks"):
+    stages = [("blocks", model.blocks), ("narrow", model.narrow)]
+    if model.cut_after < model.depth:  # behind the last block it belongs to the head
+        stages.append(("widen", model.widen))
+    for name, module in (pair for prefix, stage in stages for pair in stage.named_modules(prefix=prefix)):
         skipped = any(name == u or name.startswith(u + ".") for u in model.unmasked)
         if isinstance(module, MASKABLE) and not skipped:
             names.add(f"{name}.weight")

@@ -147,6 +147,7 @@ def _heading(world: World, state: State, directory: RunDirectory, executor: str)
         ("method", f"{r.method}: {world.method.summary}"),
         ("preset", r.preset),
         ("aggregate", aggregation(r)),
+        ("data", world.federation.name),
         ("clients", f"{world.federation.clients}, {cohort} per round"),
         ("depth", depth_line(world.depths)),
         ("device", f"{world.device.type}, {executor} executor"),

@@ -47,7 +47,7 @@ def sweep(
     stream = sys.stderr if as_json else sys.stdout
     wanted = plan(recipe, methods, changes, seeds, out)
     say(f"{len(wanted.cells)} cells in {wanted.out}", stream)
-    with Display(wanted, stream) as display:
+    with Display(wanted.cells, stream) as display:
         outcome = play(wanted, display.watch(), executor, device, jobs)
     show(wanted, stream)
     if as_json:
@@ -110,9 +110,9 @@ def as_dict(done: Sweep, outcome: Outcome) -> dict[str, Any]:
 class Display:
     """A bar on a terminal, a line per cell elsewhere."""
 
-    def __init__(self, wanted: Sweep, stream: TextIO | None) -> None:
-        self.total, self.stream = len(wanted.cells), stream
-        self.place = {cell.name: i + 1 for i, cell in enumerate(wanted.cells)}
+    def __init__(self, cells: Sequence[Cell], stream: TextIO | None) -> None:
+        self.total, self.stream = len(cells), stream
+        self.place = {cell.name: i + 1 for i, cell in enumerate(cells)}
         self.began, self.ended, self.trained = time.perf_counter(), 0, 0
         self.active: dict[str, str] = {}  # cells under way: how far
         self.bar: Bar | None = None
@@ -148,14 +148,24 @@ class Display:
         result = cell.result or {}
         what = "failed" if error is not None else f"accuracy {percent(result.get('accuracy'))}"
         left = "there already" if skipped else f"{clock(self._left())} left"
-        line = f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}"
+        self.say_line(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  {what}  {left}")
+        if error is not None:
+            note(f"{cell.name} failed: {error}")
+        self._draw(at_once=True)
+
+    def pass_over(self, cell: Cell) -> None:
+        """A cell that another process is training."""
+        self.active.pop(cell.name, None)
+        self.ended += 1
+        self.say_line(f"cell {self.place[cell.name]} of {self.total}  {cell.name}  another process is at it")
+        self._draw(at_once=True)
+
+    def say_line(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
         if self.bar is not None:
             self.bar.console.print(line, soft_wrap=True)
         else:
             say(line, self.stream)
-        if error is not None:
-            note(f"{cell.name} failed: {error}")
-        self._draw(at_once=True)
 
     def listener(self, cell: Cell) -> Listener:
         """Rounds of a cell that is trained in this process."""

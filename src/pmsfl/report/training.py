@@ -111,6 +111,13 @@ def rewrite_report(path: Path) -> None:
     say(f"report: {write_page(Run.open(path))}")
 
 
+def _other_masks(done: Run) -> str | None:
+    """The accuracy with masks taken in the ways the recipe did not ask for."""
+    ways = (done.result or {}).get("accuracy_by_mask") or {}
+    others = [f"{mode} {percent(found['accuracy'])}" for mode, found in ways.items() if mode != done.recipe.eval_mask]
+    return ", ".join(others) or None
+
+
 def show_result(done: Run, stream: TextIO | None) -> None:
     """What a finished run reached and what it cost."""
     result: dict[str, Any] = done.result or {}
@@ -123,6 +130,7 @@ def show_result(done: Run, stream: TextIO | None) -> None:
         ("weighted", f"{percent(result['accuracy_weighted'])}  (clients weighted by test samples)"),
         ("global model", f"{percent(result['accuracy_global'])}  (on the global test)"),
         ("global θ", f"{percent(result['accuracy_local_global'])}  (on the clients' own tests)"),
+        ("other masks", _other_masks(done)),
         ("mask entropy", None if entropy is None else f"{number(entropy, 3)} bit"),
         ("disagree", None if result["disagree"] is None else number(result["disagree"], 3)),
         ("privacy", privacy_line(done.metrics)),
@@ -183,6 +191,7 @@ def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
         "clients": world.federation.clients,
         "device": world.device.type,
         "bytes": found.bytes_planned,
+        "bytes_bounded": found.bytes_bounded,
         "memory": found.memory_bytes,
         "memory_plan": {
             "device": found.memory.device,
@@ -230,6 +239,8 @@ def show_estimate(world: World, found: Estimate) -> None:
     table("a client, by depth of its cut", headers, rows)
     title = "planned bytes (without personal indices and evaluations)"
     table(title, ("message", "up", "down", "both"), byte_rows(found.bytes_planned))
+    if found.bytes_bounded:
+        say(f"about {' and '.join(found.bytes_bounded)}: entropy-coded, so what stands there is the most they can take")
 
 
 def _flops(value: float) -> str:

@@ -30,6 +30,13 @@ class Codec(IntEnum):
     U16 = 7
     PACKED_BITS = 8
     INDICES = 9
+    QUANT8 = 10
+    QUANT4 = 11
+    QUANT2 = 12
+    CODED_BITS = 13
+    UNIT8 = 14
+    UNIT16 = 15
+    CODED_UNIT = 16
 
 
 ITEM_BYTES: dict[Codec, int] = {
@@ -40,7 +47,16 @@ ITEM_BYTES: dict[Codec, int] = {
     Codec.INT64: 8,
     Codec.U8: 1,
     Codec.U16: 2,
+    Codec.UNIT8: 1,
+    Codec.UNIT16: 2,
 }
+
+# Bits per value of the codecs that quantise by channel, and bytes of a channel's scale and zero.
+QUANT_BITS: dict[Codec, int] = {Codec.QUANT8: 8, Codec.QUANT4: 4, Codec.QUANT2: 2}
+CHANNEL_BYTES = 3
+
+# Codecs that choose the shorter of several layouts: a layout byte, then at most what the plain layout takes.
+_DATA_DEPENDENT = (Codec.INDICES, Codec.CODED_BITS, Codec.CODED_UNIT)
 
 
 def elements(shape: Sequence[int]) -> int:
@@ -63,23 +79,38 @@ def bitmap_bytes(n: int) -> int:
     return (n + 7) // 8
 
 
+def channel_axis(ndim: int) -> int | None:
+    """Which axis of a tensor has the channels: the second of maps [B, C, H, W], the last of sequences [B, T, D],
+    none of [B, F], which has one scale."""
+    return {3: 2}.get(ndim, 1) if ndim > 2 else None
+
+
+def channels(shape: Sequence[int]) -> int:
+    """How many scales a quantised tensor of this shape has."""
+    axis = channel_axis(len(shape))
+    return 1 if axis is None else int(shape[axis])
+
+
 def payload_bounds(shape: Sequence[int], codec: Codec) -> tuple[int, int]:
     """Fewest and most bytes a payload of this shape and codec may have.
 
-    For `INDICES` the shape names the space the indices come from, not their number; the encoder takes the
-    shorter of two layouts, so the bitmap bounds the payload.
+    For `INDICES` the shape names the space the indices come from, not their number. Where an encoder takes the
+    shorter of several layouts, the plain one bounds the payload.
     """
     count = elements(shape)
-    if codec == Codec.INDICES:
-        return 1, 1 + bitmap_bytes(count)
-    size = bitmap_bytes(count) if codec == Codec.PACKED_BITS else count * ITEM_BYTES[Codec(codec)]
+    if codec in _DATA_DEPENDENT:
+        return 1, 1 + (count if codec == Codec.CODED_UNIT else bitmap_bytes(count))
+    if codec in QUANT_BITS:
+        size = CHANNEL_BYTES * channels(shape) + bitmap_bytes(count * QUANT_BITS[codec])
+    else:
+        size = bitmap_bytes(count) if codec == Codec.PACKED_BITS else count * ITEM_BYTES[Codec(codec)]
     return size, size
 
 
 def payload_bytes(shape: Sequence[int], codec: Codec) -> int:
-    """Bytes of a payload whose codec makes its length a function of the shape; WireError for `INDICES`."""
+    """Bytes of a payload whose codec makes its length a function of the shape; WireError for the others."""
     least, most = payload_bounds(shape, codec)
-    if codec == Codec.INDICES:
-        raise WireError("the length of an INDICES payload depends on the indices, not on the shape alone")
+    if codec in _DATA_DEPENDENT:
+        raise WireError(f"the length of a payload in {codec.name} depends on its values, not on the shape alone")
     assert least == most
     return most

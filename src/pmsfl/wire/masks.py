@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pmsfl.wire import rice
 from pmsfl.wire.codecs import WireError, bitmap_bytes
 
 # Indices below 2**32 keep every sum of gaps that the decoder forms far below 2**63.
@@ -16,6 +17,7 @@ MAX_INDEX_SPACE = 2**32
 # First byte of an indices payload. Part of the format: never renumber.
 _GAPS = 0
 _BITMAP = 1
+_RICE = 2
 
 _MORE = 0x80  # continuation bit of a LEB128 byte
 _LOW = 0x7F
@@ -38,14 +40,18 @@ def unpack_bits(payload: bytes | memoryview, n: int) -> torch.Tensor:
 
 
 def encode_indices(indices: torch.Tensor | npt.NDArray[Any], n: int) -> bytes:
-    """Strictly growing indices in `[0, n)` as bytes: varint gaps or a bitmap of `n`, whichever is shorter."""
+    """Strictly growing indices in `[0, n)` as bytes: varint gaps, a bitmap of `n` or Rice-coded gaps, whichever is
+    shortest, the first of them if equal."""
     values = _checked_indices(indices, n)
-    most = bitmap_bytes(n)
-    if len(values) <= most:  # a gap takes a byte at least
-        gaps = np.diff(values, prepend=-1) - 1
-        lengths = _varint_lengths(gaps)
-        if int(lengths.sum()) <= most:
-            return bytes([_GAPS]) + _write_varints(gaps, lengths).tobytes()
+    gaps = np.diff(values, prepend=-1) - 1
+    lengths = _varint_lengths(gaps)
+    low_bits, rice_bytes = rice.plan(gaps)
+    sizes = {_GAPS: int(lengths.sum()), _BITMAP: bitmap_bytes(n), _RICE: rice_bytes}
+    layout = min(sizes, key=lambda kind: sizes[kind])
+    if layout == _GAPS:
+        return bytes([_GAPS]) + _write_varints(gaps, lengths).tobytes()
+    if layout == _RICE:
+        return bytes([_RICE]) + rice.write(gaps, low_bits)
     bits = np.zeros(n, dtype=np.bool_)
     bits[values] = True
     return bytes([_BITMAP]) + np.packbits(bits, bitorder="little").tobytes()
@@ -62,9 +68,9 @@ def decode_indices(payload: bytes | memoryview, n: int) -> torch.Tensor:
     layout, body = payload[0], memoryview(payload)[1:]
     if layout == _BITMAP:
         return torch.from_numpy(np.flatnonzero(_unpack(body, n)).astype(np.int64, copy=False))
-    if layout != _GAPS:
+    if layout not in (_GAPS, _RICE):
         raise WireError(f"unknown layout {layout} of indices")
-    gaps = _read_varints(_as_bytes(body))
+    gaps = _read_varints(_as_bytes(body)) if layout == _GAPS else rice.read(body, n)
     # Each gap first, so that the sum cannot wrap around.
     if len(gaps) and int(gaps.max()) >= n:
         raise WireError(f"a gap of {int(gaps.max())} leads out of range 0..{n - 1}")

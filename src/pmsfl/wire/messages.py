@@ -26,6 +26,7 @@ __all__ = [
     "Message",
     "WireError",
     "decode",
+    "header_bytes",
     "length",
     "split",
 ]
@@ -126,6 +127,11 @@ def length(kind: Kind, shape: tuple[int, ...], codec: Codec) -> int:
     """Encoded length (header, dims and payload) for a codec whose length is a function of the shape."""
     _known_kind(kind)
     return HEADER_BYTES + _DIM_BYTES * len(shape) + payload_bytes(shape, _known_codec(codec))
+
+
+def header_bytes(dims: int) -> int:
+    """Bytes in front of the payload of a tensor with so many dims."""
+    return HEADER_BYTES + _DIM_BYTES * dims
 
 
 def _flat(data: bytes | bytearray | memoryview) -> memoryview:

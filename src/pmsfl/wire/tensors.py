@@ -1,4 +1,4 @@
-"""Tensors as bytes: plain casts, little endian, in C order."""
+"""Tensors as bytes, little endian, in C order: plain casts, or few bits (quantised.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pmsfl.wire.codecs import Codec, WireError, elements, payload_bytes
+from pmsfl.wire.codecs import QUANT_BITS, Codec, WireError, elements, payload_bytes
+from pmsfl.wire.quantised import decode_quantised, encode_quantised, quantised_round_trip
 
 __all__ = ["decode_tensor", "encode_tensor", "label_codec", "payload_bytes", "round_trip"]
 
@@ -48,6 +49,8 @@ def encode_tensor(tensor: torch.Tensor, codec: Codec) -> bytes:
     Float codecs take float tensors, integer codecs integer (or bool) tensors whose values all fit;
     anything else is a WireError.
     """
+    if codec in QUANT_BITS:
+        return encode_quantised(tensor, codec)
     # Cast before the transfer: fewer bytes to copy, and the same rounding as `round_trip` on that device.
     values = _cast(tensor, codec)
     if codec == Codec.BF16:
@@ -60,8 +63,11 @@ def decode_tensor(
 ) -> torch.Tensor:
     """A fresh, writable CPU tensor from a payload.
 
-    Without `dtype`, float codecs give their own dtype and integer codecs int64, the dtype of labels.
+    Without `dtype`, float codecs give their own dtype, few bits float32, and integer codecs int64, the dtype of labels.
     """
+    if codec in QUANT_BITS:
+        few = decode_quantised(payload, shape, codec)
+        return few if dtype is None else few.to(dtype)
     layout = _layout(codec)
     count, size = elements(shape), payload_bytes(shape, codec)
     if len(payload) != size:
@@ -76,12 +82,14 @@ def decode_tensor(
     return values if dtype is None else values.to(dtype)
 
 
-def round_trip(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
+def round_trip(tensor: torch.Tensor, codec: Codec, stacked: bool = False) -> torch.Tensor:
     """What the receiver would see, cast back to the input's dtype, without making the bytes.
 
     Works on any device. The result is contiguous, shares no memory with the input and carries no autograd
-    history, like a decoded tensor.
+    history, like a decoded tensor. stacked: the first axis counts messages, not rows of one.
     """
+    if codec in QUANT_BITS:
+        return quantised_round_trip(tensor, codec, stacked)
     return _cast(tensor, codec).to(tensor.dtype)
 
 

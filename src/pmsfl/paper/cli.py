@@ -1,0 +1,54 @@
+"""The commands of `pmsfl paper`: `list`, and one per table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pmsfl.commands import Arg, Command
+from pmsfl.paper import command
+from pmsfl.paper.plan import Table
+from pmsfl.paper.play import Options
+from pmsfl.paper.tables import TABLES
+
+SCALE = Arg("How much of it: quick is minutes on two CPU cores, full is our budget.", choices=("quick", "half", "full"))
+SEEDS = Arg("Seeds 0 to N-1; 1, 2 and 3 at quick, half and full unless told.", metavar="N")
+ONLY = Arg("Only these cells: row/method, globs allowed. May be given several times.", metavar="ROW/METHOD")
+DATA = Arg("Where the datasets lie.", metavar="DIR")
+OUT = Arg("Where tables, figures, logs and runs go.", metavar="DIR")
+JOBS = Arg("Cells at once, each a process with one CPU thread.", metavar="N")
+DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
+
+
+def list_tables(
+    *,
+    scale: Annotated[str, SCALE] = "quick",
+    seeds: Annotated[int | None, SEEDS] = None,
+    only: Annotated[list[str] | None, ONLY] = None,
+    data: Annotated[Path, DATA] = Path("data"),
+    out: Annotated[Path, OUT] = Path("papers/pm-sfl"),
+) -> None:
+    """List every table and its cells: which are done, what each cost or would cost."""
+    command.show(Options(scale, seeds, tuple(only or ()), data, out))
+
+
+def player(table: Table) -> Command:
+    """The command that plays a table."""
+
+    def play(
+        *,
+        scale: Annotated[str, SCALE] = "quick",
+        seeds: Annotated[int | None, SEEDS] = None,
+        only: Annotated[list[str] | None, ONLY] = None,
+        data: Annotated[Path, DATA] = Path("data"),
+        out: Annotated[Path, OUT] = Path("papers/pm-sfl"),
+        jobs: Annotated[int, JOBS] = 1,
+        device: Annotated[str, DEVICE] = "auto",
+    ) -> None:
+        command.play(table, Options(scale, seeds, tuple(only or ()), data, out, jobs, device))
+
+    play.__doc__ = table.about
+    return play
+
+
+PAPER: dict[str, Command] = {"list": list_tables, **{name: player(table) for name, table in TABLES.items()}}

@@ -1,0 +1,105 @@
+"""The raw logs of finished cells, small enough to be committed: logs/<table>/<cell>/.
+
+recipe.toml     every knob, resolved; data_path as the shipped recipe has it, not as this machine does
+metrics.jsonl   a line per round, six digits; accuracies per client only of the last evaluation
+result.json     what the run reached, and the day it was finished
+versions.json   software and hardware
+
+A finished cell is known by its recipe. Its run directory, with checkpoints, lies under runs/ and may be deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pmsfl.errors import PmsflError
+from pmsfl.recipe import Recipe
+from pmsfl.rundir import RunDirectory, write_whole
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None  # type: ignore[assignment]
+
+DIGITS = 6
+
+
+def identity(recipe: Recipe) -> Recipe:
+    """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
+    return recipe.replace(seed=0, data="digits", data_path="")
+
+
+class Logs:
+    """The logs below a folder, by identity and seed."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.unread: list[Path] = []
+        self._found: dict[Recipe, dict[int, Path]] = {}
+        for file in sorted((out / "logs").glob("*/*/result.json")):
+            try:
+                recipe = RunDirectory(file.parent).recipe()
+            except (PmsflError, OSError):  # of another version
+                self.unread.append(file.parent)
+                continue
+            self._found.setdefault(identity(recipe), {}).setdefault(recipe.seed, file.parent)
+
+    def of(self, recipe: Recipe) -> dict[int, Path]:
+        """The folders of this recipe's finished cells by seed, sorted."""
+        return dict(sorted(self._found.get(identity(recipe), {}).items()))
+
+    def has(self, recipe: Recipe) -> bool:
+        """Is this cell, seed included, finished?"""
+        return recipe.seed in self._found.get(identity(recipe), {})
+
+    def publish(self, run: Path, table: str, cell: str, data_path: str) -> None:
+        """Copy what is worth keeping of a finished run; data_path: what to write in place of this machine's."""
+        directory = RunDirectory(run)
+        result, recipe = directory.read_json("result.json"), directory.recipe()
+        if result is None:
+            raise PmsflError(f"{run} is not finished: it has no result.json")
+        folder = self.out / "logs" / table / cell
+        day = datetime.fromtimestamp((run / "result.json").stat().st_mtime, UTC).date().isoformat()
+        result |= {"run": folder.relative_to(self.out).as_posix(), "date": day}
+        lines = [json.dumps(line) for line in _slim(directory.metrics())]
+        with alone(self.out):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "recipe.toml", recipe.replace(data_path=data_path).to_toml())
+            write_whole(folder / "metrics.jsonl", "\n".join(lines) + "\n")
+            write_whole(folder / "versions.json", json.dumps(directory.read_json("versions.json"), indent=1) + "\n")
+            write_whole(folder / "result.json", json.dumps(result, indent=1) + "\n")  # last: now it counts
+        self._found.setdefault(identity(recipe), {})[recipe.seed] = folder
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Wait until no other call writes below `out`."""
+    (out / "runs").mkdir(parents=True, exist_ok=True)
+    with (out / "runs" / ".lock").open("a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _slim(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The lines with short numbers; per-layer and per-client figures only where the last evaluation is."""
+    for i, line in enumerate(lines):
+        kept = dict(line)
+        if i + 1 < len(lines):
+            kept.pop("entropy_per_layer", None)
+            if evaluation := kept.get("evaluation"):
+                kept["evaluation"] = {k: v for k, v in evaluation.items() if not k.startswith("per_client")}
+        yield _short(kept)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    return [_short(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,165 @@
+"""What a table is made of: rows (federations), variants (methods and settings), and their product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pmsfl.recipe import Recipe
+from pmsfl.recipe_files import shipped
+from pmsfl.report.console import UsageError
+
+if TYPE_CHECKING:
+    from pmsfl.paper.attacked import AttackPlan
+    from pmsfl.paper.outcome import Outcome
+
+SCALES = ("full", "half", "quick")  # the order in which results are shown
+SEEDS = {"quick": 1, "half": 2, "full": 3}  # unless told; the paper has three
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder below --data, and what a recipe has to know besides its path."""
+
+    path: str
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a row needs on disk: the first place that exists is taken. bring: how to come by it."""
+
+    places: tuple[Place, ...]
+    bring: str
+
+    def find(self, folder: Path) -> Place | None:
+        """The place that is there; None where none is."""
+        return next((p for p in self.places if (folder / p.path).exists()), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One federation: a recipe, its data, and what each scale changes (a scale that is not named leaves it out).
+
+    published: the row of the paper's Table 1 that it stands beside, "" for none.
+    """
+
+    name: str
+    recipe: str
+    label: str
+    scales: Mapping[str, tuple[str, ...]]
+    data: Data | None = None
+    published: str = ""
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is played on a row: a method and settings, as `--only` spells it and as a reader knows it."""
+
+    name: str
+    label: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One cell: a row, a variant, a scale and a seed."""
+
+    row: Row
+    variant: Variant
+    scale: str
+    seed: int
+
+    @property
+    def address(self) -> str:
+        """'cifar100/pm-sfl', as --only and the display have it."""
+        return f"{self.row.name}/{self.variant.name}"
+
+    def overrides(self, data: Path) -> tuple[str, ...]:
+        """Everything that is laid over the row's recipe, the variant's settings last."""
+        name = self.row.name if self.scale == "full" else f"{self.row.name}-{self.scale}"
+        words = [f"name={name}", *self.row.scales[self.scale]]
+        if self.row.data is not None:
+            place = self.row.data.find(data) or self.row.data.places[0]
+            words += [*place.changes, f"data_path={data / place.path}"]
+        return (*words, *self.variant.changes, f"seed={self.seed}")
+
+    def recipe(self, data: Path) -> Recipe:
+        """The resolved recipe."""
+        return Recipe.load(self.row.recipe, self.overrides(data))
+
+    def plain_recipe(self, data: Path) -> Recipe:
+        """The row's recipe at this scale, without the variant."""
+        return replace(self, variant=Variant("", "", ())).recipe(data)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of the evaluation.
+
+    about: what the command line says of it. lines: its rows, each with its variants. write: makes the files of it and
+    returns them. borrows: the table whose cells it shows; such a table plays what is missing only where --only asks.
+    attacks: by scale, where a cell is not finished before its result was attacked. write_csv: the CSV alone, where it
+    is not the usual one.
+    """
+
+    name: str
+    title: str
+    about: str
+    lines: tuple[tuple[Row, tuple[Variant, ...]], ...]
+    write: Callable[[Outcome], list[Path]]
+    borrows: str = ""
+    attacks: Mapping[str, AttackPlan] = field(default_factory=dict)
+    write_csv: Callable[[Outcome], Path] | None = None
+
+    @property
+    def home(self) -> str:
+        """The table under whose name its logs are kept."""
+        return self.borrows or self.name
+
+    def at(self, scale: str) -> list[tuple[Row, tuple[Variant, ...]]]:
+        """The lines that this scale has."""
+        return [(row, variants) for row, variants in self.lines if scale in row.scales]
+
+
+def cells(table: Table, scale: str, seeds: int, only: Sequence[str] = ()) -> list[Planned]:
+    """The cells of a table, seeds last; raises UsageError where `only` matches none."""
+    found = [
+        Planned(row, variant, scale, seed)
+        for row, variants in table.at(scale)
+        for variant in variants
+        for seed in range(seeds)
+    ]
+    chosen = [c for c in found if not only or any(fnmatchcase(c.address, _whole(p)) for p in only)]
+    if only and not chosen:
+        known = "  ".join(dict.fromkeys(c.address for c in found))
+        raise UsageError(f"--only {' '.join(only)}: no such cell of {table.name} at scale {scale}; there are: {known}")
+    return chosen
+
+
+def _whole(pattern: str) -> str:
+    """A row's name alone means all of its cells."""
+    return pattern if "/" in pattern else f"{pattern}/*"
+
+
+def unavailable(row: Row, data: Path) -> str | None:
+    """Why a row cannot be played here: a recipe that does not come with this version, or data that is not there.
+
+    Names no folder of this machine: tables say it, too.
+    """
+    if row.recipe not in shipped():
+        return f"{row.name}: the recipe {row.recipe!r} does not come with this version of pmsfl"
+    if row.data is None or row.data.find(data) is not None:
+        return None
+    return f"{row.name}: no {' or '.join(p.path for p in row.data.places)}; bring {row.data.bring}"
+
+
+def missing_rows(chosen: Sequence[Planned], data: Path) -> Iterator[tuple[str, str]]:
+    """Names of these cells' rows that cannot be played, with the reason."""
+    for name, row in {c.row.name: c.row for c in chosen}.items():
+        if why := unavailable(row, data):
+            yield name, why

@@ -1,0 +1,117 @@
+"""The federations of the evaluation, and what each scale makes of them.
+
+full: the budget of our own tables. half: half of its rounds. quick: minutes on two CPU cores; a much smaller model,
+fewer clients, fewer rounds. It shows that everything works and never what a method is worth. Within a scale every
+method of a row has the same budget. The paper's own counts are 1000 rounds (CIFAR-100), 500 (FEMNIST), 100 (HAR).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pmsfl.paper.plan import Data, Place, Row
+
+CIFAR100 = Data(
+    (Place("cifar-100-python"),),
+    "cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, unpacked",
+)
+FEMNIST = Data(
+    (Place("femnist"), Place("femnist.npz", ("data=npz",))),
+    "LEAF's femnist (train/*.json, test/*.json) or an .npz with x, y and writer",
+)
+UNIPEN = Data(
+    (Place("unipen62_by_writer.npz"),),
+    "UNIPEN's characters as 28x28 images: an .npz with x (uint8), y (0 to 61) and writer",
+)
+RADAR = Data(
+    (Place("radar.npz"), Place("radar_uwb_by_person.npz")),
+    "IR-UWB radar recordings (IURHA2023): an .npz with x, y, person and window",
+)
+MMHAR = Data(
+    (Place("mmhar.npz"),),
+    "it with `pmsfl simulate mmhar DIR`, or from recordings with `pmsfl prepare mmhar RAWDIR DIR/mmhar.npz`",
+)
+SONICHAR = Data(
+    (Place("sonichar.npz"),),
+    "it with `pmsfl simulate sonichar DIR`, or from recordings with `pmsfl prepare sonichar RAWDIR DIR/sonichar.npz`",
+)
+
+_CIFAR = {
+    "full": ("rounds=300", "eval_every=25"),
+    "half": ("rounds=150", "eval_every=25"),
+    "quick": (
+        *("rounds=10", "eval_every=5", "eval_masks=1", "model=small-cnn", "width=8"),
+        *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
+    ),
+}
+_WRITERS = {
+    "full": ("rounds=300", "eval_every=25"),
+    "half": ("rounds=150", "eval_every=25"),
+    "quick": (
+        *("rounds=10", "eval_every=5", "eval_masks=1", "model=small-cnn", "width=8"),
+        *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
+    ),
+}
+_PERSONS = {
+    "full": ("rounds=100", "eval_every=10"),
+    "half": ("rounds=50", "eval_every=10"),
+    "quick": (
+        *("rounds=6", "eval_every=3", "eval_masks=1", "width=32"),
+        *("epochs=2", "batch=16", "max_samples=40"),
+    ),
+}
+_DIGITS = {"quick": ("rounds=20", "eval_every=5", "eval_masks=1", "epochs=2")}
+_STAND_IN = "UNIPEN's 62 classes by writer stand in for FEMNIST: the paper's figures are of other data"
+_SIMULATED = "the paper's recordings are private, ours are simulated: the paper's figures are of other data"
+
+demo = Row("demo", "demo", "digits by writer (embedded), same depths", _DIGITS)
+demo_depths = Row(
+    "demo-depths",
+    "demo",
+    "digits by writer (embedded), depths 1:1:1:1",
+    {"quick": (*_DIGITS["quick"], "depths=1:1:1:1")},
+)
+cifar100 = Row("cifar100", "cifar100", "CIFAR-100, Dirichlet(0.3), same depths", _CIFAR, CIFAR100, "cifar100")
+cifar100_depths = Row(
+    "cifar100-depths",
+    "cifar100-depths",
+    "CIFAR-100, Dirichlet(0.3), depths 1:1:1:1",
+    _CIFAR,
+    CIFAR100,
+    "cifar100-depths",
+)
+femnist = Row("femnist", "femnist", "FEMNIST by writer, same depths", _WRITERS, FEMNIST, "femnist")
+femnist_depths = Row(
+    "femnist-depths",
+    "femnist-depths",
+    "FEMNIST by writer, depths 1:1:1:1",
+    _WRITERS,
+    FEMNIST,
+    "femnist-depths",
+)
+unipen = Row("unipen", "unipen", "UNIPEN-62 by writer, same depths", _WRITERS, UNIPEN, "femnist", _STAND_IN)
+unipen_depths = Row(
+    "unipen-depths",
+    "unipen-depths",
+    "UNIPEN-62 by writer, depths 1:1:1:1",
+    _WRITERS,
+    UNIPEN,
+    "femnist-depths",
+    _STAND_IN,
+)
+mmhar = Row("mmhar", "mmhar", "mmHAR by subject, same depths", _PERSONS, MMHAR, "mmhar", _SIMULATED)
+sonichar = Row("sonichar", "sonichar", "sonicHAR by subject, same depths", _PERSONS, SONICHAR, "sonichar", _SIMULATED)
+radar = Row("radar", "radar", "UWB radar by person (real), same depths", _PERSONS, RADAR)
+
+
+def with_client_statistics(row: Row) -> Row:
+    """The row with batch-norm statistics of each client's own, which flatter personal models."""
+    changed = {scale: (*changes, "statistics=client") for scale, changes in row.scales.items()}
+    remark = "batch-norm statistics are each client's own, for every cell of this row alike"
+    return replace(
+        row,
+        name=f"{row.name}-own-statistics",
+        label=f"{row.label}, each client's own statistics",
+        scales=changed,
+        remark=f"{row.remark}; {remark}" if row.remark else remark,
+    )

@@ -1,0 +1,54 @@
+"""Tables over one setting of PM-SFL: the same writing for the initial agreement and the personal ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pmsfl.paper import figures
+from pmsfl.paper.outcome import Group, Outcome
+from pmsfl.paper.plan import Row, Variant
+from pmsfl.paper.write import embed, heading, sections, write_cells, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def values(key: str, amounts: Sequence[float]) -> tuple[Variant, ...]:
+    """PM-SFL with each of these values."""
+    return tuple(Variant(f"{key}={a:g}", f"{100 * a:g} %", ("method=pm-sfl", f"{key}={a:g}")) for a in amounts)
+
+
+def write_setting(outcome: Outcome, key: str, axis: str, about: str, best: float, baseline: str) -> list[Path]:
+    """Markdown, CSV and a figure per scale. best: the value that the paper found best."""
+    top, drawn = {}, []
+    for scale in outcome.scales():
+        lines = outcome.played(scale)
+        file = outcome.out / f"{outcome.table.name}-{scale}.png"
+        made = figures.draw(file, partial(_curve, lines, key, axis, best))
+        top[scale] = embed(outcome, made)
+        drawn += made
+    page = write_page(outcome, [*heading(outcome, [about]), *sections(outcome, baseline, top)])
+    return [page, write_cells(outcome), *drawn]
+
+
+def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: float) -> Figure:
+    figure, axes = figures.panels(len(lines))
+    for ax, (row, groups) in zip(axes, lines, strict=True):
+        for figure_, label, colour in (
+            ("accuracy", "each client's own model", "#c1272d"),
+            ("accuracy_local_global", "global model on the same tests", "#0b5fa5"),
+        ):
+            found = ((100.0 * float(getattr(g.recipe, key)), g.summary(figure_)) for g in groups)
+            points = [(x, s.mean, s.error) for x, s in found if s is not None]
+            xs, means = [p[0] for p in points], [p[1] for p in points]
+            errors = [p[2] or 0.0 for p in points]
+            ax.errorbar(xs, means, yerr=errors, label=label, color=colour, marker="o", markersize=4.0, capsize=3.0)
+        ax.axvline(
+            100.0 * best, color="#555555", linewidth=1.0, linestyle="--", label=f"best in the paper: {100 * best:g} %"
+        )
+        ax.set(xlabel=axis, ylabel="accuracy, %", title=f"{row.label}\n{groups[0].recipe.rounds} rounds")
+    figures.legend_outside(figure, axes, columns=3)
+    return figure

@@ -1,0 +1,156 @@
+"""Table 1: test accuracy of every method on every federation, with the controls the paper does not have."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pmsfl.paper import figures, published, rows
+from pmsfl.paper.outcome import Group, Outcome
+from pmsfl.paper.plan import Row, Table, Variant
+from pmsfl.paper.write import embed, heading, markdown, sections, spread, write_cells, write_page
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def _method(name: str, label: str) -> Variant:
+    return Variant(name, label, (f"method={name}",))
+
+
+standalone = _method("standalone", "Standalone")
+splitfed = _method("splitfed", "SplitFed")
+splitfed_dp = _method("splitfed-dp", "SplitFed-DP, ε = 0.1")
+splitfed_pm = _method("splitfed-pm", "SplitFed-PM")
+lg_fedavg = _method("lg-fedavg", "LG-FedAvg")
+depthfl = _method("depthfl", "DepthFL")
+pm_sfl = _method("pm-sfl", "PM-SFL")
+pm_sfl_paper = Variant("pm-sfl@paper", "PM-SFL, preset paper", ("method=pm-sfl", "preset=paper"))
+uncompensated = Variant("pm-sfl-uncompensated", "PM-SFL, no compensation", ("method=pm-sfl", "compensation=false"))
+CONTROLS = (
+    _method("frozen-mask", "control: frozen random mask"),
+    _method("dense-frozen", "control: frozen weights, no mask"),
+    _method("threshold-mask", "control: threshold mask"),
+)
+
+GLOBAL = (standalone, splitfed, splitfed_dp, splitfed_pm, pm_sfl, pm_sfl_paper, *CONTROLS)
+PERSONAL = (standalone, splitfed, splitfed_dp, splitfed_pm, lg_fedavg, pm_sfl, *CONTROLS)
+MIXED = (standalone, splitfed, splitfed_dp, splitfed_pm, depthfl, pm_sfl, uncompensated, *CONTROLS)
+
+LINES = (
+    (rows.demo, (*PERSONAL[:6], pm_sfl_paper, *CONTROLS)),
+    (rows.demo_depths, MIXED),
+    (rows.cifar100, GLOBAL),
+    (rows.femnist, PERSONAL),
+    (rows.unipen, PERSONAL),
+    (rows.mmhar, PERSONAL),
+    (rows.sonichar, PERSONAL),
+    (rows.radar, PERSONAL),
+    (rows.cifar100_depths, MIXED),
+    (rows.femnist_depths, MIXED),
+    (rows.unipen_depths, MIXED),
+)
+SHORT = {
+    "standalone": "Standalone",
+    "splitfed": "SplitFed",
+    "splitfed-dp": "SplitFed-DP",
+    "splitfed-pm": "SplitFed-PM",
+    "lg-fedavg": "LG-FedAvg",
+    "depthfl": "DepthFL",
+    "pm-sfl": "PM-SFL",
+    "pm-sfl-uncompensated": "no compensation",
+    "pm-sfl@paper": "preset paper",
+    "frozen-mask": "frozen mask",
+    "dense-frozen": "frozen, no mask",
+    "threshold-mask": "threshold mask",
+}
+
+
+PAPERS_MARK: dict[str, Any] = {"facecolors": "none", "edgecolors": "#222222", "s": 36.0, "marker": "D", "zorder": 3}
+
+
+def write(outcome: Outcome) -> list[Path]:
+    """table1.md, table1.csv and its figures."""
+    top, drawn = {}, []
+    for scale in outcome.scales():
+        lines = outcome.played(scale)
+        made = figures.draw(outcome.out / f"table1-{scale}.png", partial(_accuracies, lines))
+        made += figures.draw(outcome.out / f"entropy-{scale}.png", partial(_entropies, lines))
+        top[scale] = [*_matrix(outcome.lines(scale)), "", *embed(outcome, made)]
+        drawn += made
+    about = ["Every method on every federation, each row with one budget for all of its methods, and three controls."]
+    page = write_page(outcome, [*heading(outcome, about), *sections(outcome, "pm-sfl", top)])
+    return [page, write_cells(outcome), *drawn]
+
+
+def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
+    """The paper's layout: a line of ours and a line of theirs for every federation."""
+    found = []
+    for row, groups in lines:
+        by_name = {g.variant.name: g for g in groups}
+        ours = (spread(by_name[v].summary("accuracy")) if v in by_name else "" for v in SHORT)
+        found.append((f"{row.label}: ours", *ours))
+        if row.published:
+            theirs = (None if "@" in v else published.accuracy(row.published, v) for v in SHORT)
+            what = "**paper**, other data" if row.remark else "**paper**"
+            found.append((f"{row.label}: {what}", *("" if t is None else f"{t:.2f}" for t in theirs)))
+    return markdown(["", *SHORT.values()], found)
+
+
+def _accuracies(lines: list[tuple[Row, list[Group]]]) -> Figure:
+    """A panel per federation: ours with its standard error, the paper's as diamonds."""
+    figure, axes = figures.panels(len(lines), [len(groups) for _, groups in lines])
+    for ax, (row, groups) in zip(axes, lines, strict=True):
+        _accuracy_panel(ax, row, groups)
+    axes[0].errorbar([], [], xerr=[], fmt="o", color="#4d4d4d", capsize=3.0, label="ours ± standard error over seeds")
+    if any(row.published for row, _ in lines):
+        axes[0].scatter([], [], **PAPERS_MARK, label="paper, at its own budget")
+    figure.suptitle("Test accuracy after the last round, mean over clients")
+    figures.legend_outside(figure, axes)
+    return figure
+
+
+def _accuracy_panel(ax: Axes, row: Row, groups: list[Group]) -> None:
+    for place, g in enumerate(groups):
+        ours, theirs = g.summary("accuracy"), published.accuracy(row.published, g.variant.name)
+        if ours is not None:
+            look = {"color": figures.style(g.variant.name)["color"], "capsize": 3.0, "markersize": 6.0}
+            ax.errorbar([ours.mean], [place], xerr=[ours.error or 0.0], fmt="o", **look)
+        if theirs is not None and "@" not in g.variant.name:
+            ax.scatter([theirs], [place], **PAPERS_MARK)
+    figures.name_lines(ax, [SHORT[g.variant.name] for g in groups])
+    ax.set_xlabel("accuracy, %")
+    ax.set_title(f"{row.label}\n{groups[0].recipe.rounds} rounds{_other_data(row)}")
+
+
+def _other_data(row: Row) -> str:
+    return "; the paper's figures are of other data" if row.published and row.remark else ""
+
+
+def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
+    """Mask entropy over the rounds, where our settings and the paper's were both asked for."""
+    wanted = [(row, [g for g in groups if g.variant in (pm_sfl, pm_sfl_paper) and g.records]) for row, groups in lines]
+    wanted = [(row, groups) for row, groups in wanted if any(g.variant == pm_sfl_paper for g in groups)]
+    if not wanted:
+        return None
+    figure, axes = figures.panels(len(wanted))
+    for ax, (row, groups) in zip(axes, wanted, strict=True):
+        for g in groups:
+            points = [(float(at), s.mean, s.error) for at, s in g.curve("mask_entropy")]
+            figures.band(ax, points, g.variant.label, figures.style(g.variant.name))
+        ax.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
+        figures.count_rounds(ax)
+        ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit", title=row.label)
+    figures.legend_outside(figure, axes)
+    return figure
+
+
+TABLE = Table(
+    "table1",
+    "Table 1: test accuracy",
+    "Test accuracy of every method on every federation, beside the paper's.",
+    LINES,
+    write,
+)

@@ -1,0 +1,11 @@
+"""The tables and figures there are: a new one is one new file and one line here."""
+
+from __future__ import annotations
+
+from pmsfl.paper import ablation, agreement, communication, convergence, ratio, reconstructions, table1, tradeoff
+from pmsfl.paper.plan import Table
+
+TABLES: dict[str, Table] = {
+    module.TABLE.name: module.TABLE
+    for module in (table1, convergence, communication, agreement, ratio, ablation, tradeoff, reconstructions)
+}

@@ -1,0 +1,218 @@
+"""The frontier: how much of the images the strongest attack sees, against accuracy, for every defence.
+
+A cell is a training and an attack on its result. The recommended point is the preset `private`; the variants beside
+it take its stages one after another, so that its numbers stand in presets.py alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pmsfl.paper import figures, rows, table1
+from pmsfl.paper.attacked import AttackPlan
+from pmsfl.paper.outcome import Group, Outcome, Record
+from pmsfl.paper.plan import SCALES, Row, Table, Variant
+from pmsfl.paper.tradeoff_figure import draw_frontiers
+from pmsfl.paper.write import SCALE_WORDS, budget, embed, markdown, method_of, spread, write_csv, write_page
+from pmsfl.presets import PRESETS
+from pmsfl.privacy.attacks import BUDGETS, Budget
+from pmsfl.report.console import human_bytes
+from pmsfl.report.interval import mean
+
+EPSILONS = ("5", "2", "1", "0.5", "0.1")  # the paper's grid, of smashed data; 5 for updates
+NO_PEEK = ("0.5", "5")
+RECOMMENDED = "pm-sfl@private"
+
+
+def _private(*keys: str) -> tuple[str, ...]:
+    """Some of the recommended stages."""
+    return tuple(f"{k}={PRESETS['private'][k]}" for k in keys)
+
+
+NARROW = _private("cut_channels", "cut_pool")
+FEW_BITS = _private("cut_codec", "gradient_codec")
+DEEPER = ("model=resnet18-halves", "depths=5", "cut_pool=1")  # half a stage more; its maps are pooled already
+BASELINES = (
+    table1.splitfed,
+    *(Variant(f"splitfed-dp@{e}", f"DP ε={e}", ("method=splitfed-dp", f"dp_epsilon_smashed={e}")) for e in EPSILONS),
+    *(Variant(f"no-peek@{w}", f"NoPeek {w}", ("method=splitfed", f"no_peek={w}")) for w in NO_PEEK),
+    table1.pm_sfl,
+    Variant("threshold-mask", "threshold mask", ("method=threshold-mask",)),
+)
+STAGES = (
+    Variant("pm-sfl+narrow", "PM-SFL, narrow cut", ("method=pm-sfl", *NARROW)),
+    Variant("pm-sfl+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *FEW_BITS)),
+    Variant(RECOMMENDED, "PM-SFL, private", ("method=pm-sfl", "preset=private")),
+    Variant("splitfed@private", "SplitFed, private", ("method=splitfed", "preset=private")),
+)
+deeper = Variant("pm-sfl@private-deeper", "PM-SFL, private, deeper cut", ("method=pm-sfl", "preset=private", *DEEPER))
+
+_DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
+demo = replace(rows.demo, scales={"quick": _DEMO})
+# Not at scale quick, whose small network has no half stages.
+cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")})
+LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, deeper)))
+FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
+TOY = AttackPlan(
+    "quick",
+    "inversion,joint,smashed-and-update,decoder,decoder-32",
+    16,
+    Budget(steps=40, decoder_steps=60, decoder_batch=16, decoder_width=16, decoder_blocks=1),
+)
+ATTACKS = {"full": FULL, "half": FULL, "quick": TOY}
+
+COLUMNS = (
+    *("recipe", "method", "preset", "seed", "rounds", "accuracy", "accuracy_global", "max_ssim", "max_attack"),
+    *("floor", "unmasked", "cut_bytes_per_client_round", "cut_bytes_ratio", "client_flops_ratio", "mask_entropy"),
+    *("seconds", "attack_seconds", "log"),
+)
+AT_THE_CUT = ("smashed.up", "gradient.down")
+
+
+# --- figures of a cell
+
+
+def cut_bytes(record: Record) -> float:
+    """Bytes across the cut, both ways, of one client in one round: smashed data and their gradients."""
+    return float(sum(record.result["bytes"].get(k, 0) for k in AT_THE_CUT)) / record.client_rounds
+
+
+def times_fewer(record: Record) -> float:
+    """How many times fewer bytes cross the cut than without stages and with fp32."""
+    costs = record.attack["costs"]
+    return float(costs["cut_bytes_plain"]) / float(costs["cut_bytes"])
+
+
+def times_the_work(record: Record) -> float:
+    """A client's FLOPs, in units of what they are at the row's own cut without stages."""
+    costs = record.attack["costs"]
+    return float(costs["client_flops"]) / float(costs["client_flops_plain"])
+
+
+def _csv_rows(outcome: Outcome) -> Iterable[dict[str, Any]]:
+    everything = ((g, r) for s in SCALES for _, groups in outcome.lines(s) for g in groups for r in g.records)
+    for group, r in everything:
+        yield {
+            "recipe": r.recipe.name,
+            "method": method_of(r, group),
+            "preset": r.recipe.preset,
+            "seed": r.seed,
+            "rounds": r.recipe.rounds,
+            "accuracy": r.value("accuracy"),
+            "accuracy_global": r.value("accuracy_global"),
+            "max_ssim": r.attack["max"],
+            "max_attack": r.attack["max_attack"],
+            "floor": r.attack["floor"],
+            "unmasked": r.attack["unmasked"],
+            "cut_bytes_per_client_round": round(cut_bytes(r), 1),
+            "cut_bytes_ratio": round(times_fewer(r), 2),
+            "client_flops_ratio": round(times_the_work(r), 4),
+            "mask_entropy": r.value("mask_entropy"),
+            "seconds": r.value("seconds"),
+            "attack_seconds": r.attack["seconds"],
+            "log": r.folder.relative_to(outcome.out).as_posix(),
+        }
+
+
+def write_cells(outcome: Outcome) -> Path:
+    """tradeoff.csv: a line per finished cell."""
+    return write_csv(outcome.out / "tradeoff.csv", COLUMNS, _csv_rows(outcome))
+
+
+# --- Markdown
+
+ABOUT = (
+    "What a curious server sees against what the model is worth. Each cell was trained, then attacked: chosen images "
+    "of the client with most data through its trained bottom, up to 32 times under fresh masks, other clients' images "
+    "as public ones (`pmsfl attack`, same view: an upper bound). **max SSIM** is the best that any attack reached, the "
+    "only figure here that says something about safety, and only about these attacks at this budget. **floor** is an "
+    "image from a server that saw nothing; **unmasked** the best attack on the same bottom with every weight in its "
+    "place. Noise of SplitFed-DP is calibrated as the paper has it, which guarantees nothing."
+)
+LEGEND = (
+    "Bytes across the cut are smashed data up and their gradients down, counted from encoded messages, of one client "
+    "in one round; *fewer* compares with the same cut without stages in fp32. *client work* is FLOPs, in units of the "
+    "row's own cut without stages; a guard's decoder is in it. ± is the standard error over seeds. An empty cell was "
+    "not run. "
+    "**bold**: no other variant beats it in both accuracy and SSIM. ★: the recommended one, `-c preset=private`."
+)
+HEADERS = (
+    *("", "accuracy, %", "global model, %", "max SSIM", "attack", "floor", "unmasked", "bytes across the cut", "fewer"),
+    *("client work", "mask entropy, bit", "seeds"),
+)
+
+
+def write(outcome: Outcome) -> list[Path]:
+    """tradeoff.md, tradeoff.csv and a figure per scale."""
+    text = [f"# {outcome.table.title}", "", ABOUT, "", LEGEND, ""]
+    drawn = []
+    for scale in outcome.scales():
+        lines = outcome.played(scale)
+        made = figures.draw(outcome.out / f"tradeoff-{scale}.png", partial(draw_frontiers, lines, RECOMMENDED))
+        text += [f"## Scale: {scale}", "", f"{scale.capitalize()} is {SCALE_WORDS[scale]}.", ""]
+        text += [_how_hard(ATTACKS[scale]), "", *embed(outcome, made)]
+        for row, groups in lines:
+            text += [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *_table(groups), ""]
+        drawn += made
+    if not outcome.scales():
+        text += ["No cell has been run yet.", ""]
+    text += [f"- left out in the last call: {line}" for line in outcome.skipped]
+    return [write_page(outcome, text), write_cells(outcome), *drawn]
+
+
+def _how_hard(plan: AttackPlan) -> str:
+    b = plan.budget
+    which = "the whole suite" if plan.attacks == "all" else plan.attacks.replace(",", ", ")
+    return (
+        f"Attacks: {which}; {plan.images} images, {b.steps} steps of the image's optimiser, decoders of "
+        f"{b.decoder_blocks} residual blocks of {b.decoder_width} channels trained for {b.decoder_steps} steps of "
+        f"{b.decoder_batch} images."
+    )
+
+
+def _table(groups: list[Group]) -> list[str]:
+    from pmsfl.paper.frontier import frontier, points
+
+    best = {p.group.variant.name for p in frontier(points(groups))}
+    return markdown(HEADERS, [_line(g, g.variant.name in best) for g in groups])
+
+
+def _line(g: Group, unbeaten: bool) -> tuple[str, ...]:
+    mark = " ★" if g.variant.name == RECOMMENDED else ""
+    name = f"**{g.variant.label}**{mark}" if unbeaten else f"{g.variant.label}{mark}"
+    if not g.records:
+        return (name, *[""] * (len(HEADERS) - 1))
+    return (
+        name,
+        spread(g.summary("accuracy")),
+        spread(g.summary("accuracy_global")),
+        spread(g.summary("max"), 3),
+        ", ".join(sorted({str(r.attack["max_attack"]) for r in g.records})),
+        spread(g.summary("floor"), 3),
+        spread(g.summary("unmasked"), 3),
+        human_bytes(mean([cut_bytes(r) for r in g.records])),
+        f"{mean([times_fewer(r) for r in g.records]):.0f}×",
+        f"{mean([times_the_work(r) for r in g.records]):.2f}×",
+        spread(g.summary("mask_entropy")),
+        str(len(g.records)),
+    )
+
+
+def row_lines(outcome: Outcome, scale: str) -> list[tuple[Row, list[Group]]]:
+    """A scale's rows with their attacked variants."""
+    return [(row, [g for g in groups if g.records]) for row, groups in outcome.played(scale)]
+
+
+TABLE = Table(
+    "tradeoff",
+    "The frontier: accuracy against what an attack sees",
+    "Maximum SSIM over the attacks against accuracy, for every defence; each cell is trained, then attacked.",
+    LINES,
+    write,
+    attacks=ATTACKS,
+    write_csv=write_cells,
+)

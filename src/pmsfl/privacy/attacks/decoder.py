@@ -1,0 +1,171 @@
+"""A decoder from smashed data to images, trained over fresh masks on public images; the victims are new to it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pmsfl.privacy.attacks.base import Attack, Budget
+from pmsfl.privacy.metrics import ssim
+from pmsfl.privacy.threat import ThreatModel, Transcript
+
+PEAK_LR = 1e-3
+MOST_AT_ONCE = 4096  # images in one forward pass of the clients' bottoms
+
+
+class Residual(nn.Module):
+    """Two 3×3 convolutions around a shortcut, each after a group norm; [B, C, H, W] → the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        groups = math.gcd(width, 32)
+        self.norm1, self.norm2 = nn.GroupNorm(groups, width), nn.GroupNorm(groups, width)
+        self.conv1, self.conv2 = nn.Conv2d(width, width, 3, 1, 1), nn.Conv2d(width, width, 3, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(F.silu(self.norm1(x)))
+        out = self.conv2(F.silu(self.norm2(out)))
+        total: Tensor = x + out
+        return total
+
+
+class Decoder(nn.Module):
+    """Residual blocks at the resolution of the cut, then 2× steps up to the image's; [B, *smashed] → [B, C, H, W]."""
+
+    def __init__(self, smashed: tuple[int, ...], image: tuple[int, ...], width: int, blocks: int) -> None:
+        super().__init__()
+        self.image = image
+        self.spatial = len(smashed) == 3
+        small = smashed[1:] if self.spatial else (-(-image[1] // 4), -(-image[2] // 4))
+        self.small = small
+        self.enter: nn.Module = (
+            nn.Conv2d(smashed[0], width, 3, 1, 1)
+            if self.spatial
+            else nn.Linear(math.prod(smashed), width * math.prod(small))
+        )
+        self.body = nn.Sequential(*(Residual(width) for _ in range(blocks)))
+        self.up = nn.ModuleList()
+        while small[0] < image[1]:
+            narrow = max(32, width // 2)
+            self.up.append(nn.Sequential(nn.Conv2d(width, 4 * narrow, 3, 1, 1), nn.PixelShuffle(2), Residual(narrow)))
+            width, small = narrow, (2 * small[0], 2 * small[1])
+        self.leave = nn.Sequential(
+            nn.GroupNorm(math.gcd(width, 32), width), nn.SiLU(), nn.Conv2d(width, image[0], 3, 1, 1)
+        )
+
+    def forward(self, q: Tensor) -> Tensor:
+        if not self.spatial:
+            q = self.enter(q.flatten(1)).reshape(len(q), -1, *self.small)
+        else:
+            q = self.enter(q)
+        x = self.body(q)
+        for step in self.up:
+            x = step(x)
+        if x.shape[-2:] != self.image[1:]:
+            x = F.interpolate(x, self.image[1:], mode="bilinear", align_corners=False)
+        return torch.sigmoid(self.leave(x).float())
+
+
+class Trainer:
+    """Trains a decoder against the server's own copy of the clients' half."""
+
+    def __init__(self, threat: ThreatModel, looks: int, batch: int, budget: Budget) -> None:
+        """looks: observations averaged per image; batch: images in a client's mini-batch."""
+        self.threat, self.looks, self.batch, self.budget = threat, looks, batch, budget
+        self.generator = threat.generator()
+        assert threat.public is not None
+        self.public = threat.public
+
+    def trained(self) -> tuple[Decoder, Tensor, Tensor]:
+        """The decoder, and the mean and deviation of its input's channels."""
+        b, device = self.budget, self.threat.device
+        _, q = self.sample()
+        axes = (0, *range(2, q.ndim)) if q.ndim == 4 else (0,)
+        shift = q.mean(axes, keepdim=True)
+        scale = q.std(axes, keepdim=True).clamp_min(1e-5)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.threat.seed)
+            decoder = Decoder(tuple(q.shape[1:]), self.threat.shape, b.decoder_width, b.decoder_blocks)
+        decoder.to(device)
+        if device.type == "cuda":
+            decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimiser = torch.optim.AdamW(decoder.parameters(), lr=PEAK_LR, weight_decay=1e-4)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_LR, total_steps=b.decoder_steps, pct_start=0.1)
+        for _ in range(b.decoder_steps):
+            x, q = self.sample()
+            with self._precision():
+                found = decoder(((q - shift) / scale).float())
+            loss = (found - x).abs().mean() + (1.0 - ssim(found, x).mean())
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+        return decoder.eval(), shift, scale
+
+    def _precision(self) -> torch.autocast | nullcontext[None]:
+        on_gpu = self.threat.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Public images [n, C, H, W] and the mean of `looks` crossings of each [n, ...], in mini-batches like the
+        victims'."""
+        groups = max(1, self.budget.decoder_batch // self.batch)
+        rows = torch.randint(
+            len(self.public), (groups * self.batch,), generator=self.generator, device=self.threat.device
+        )
+        x = self.public[rows]
+        if self.threat.augment is not None:
+            x = self.threat.augment(x, self.generator)
+        grouped, surface = x.reshape(groups, self.batch, *x.shape[1:]), self.threat.surface
+        at_once = max(1, MOST_AT_ONCE // len(x))
+        total, left = torch.zeros((), device=x.device, dtype=x.dtype), self.looks
+        while left:
+            k = min(at_once, left)
+            weights = surface.draw(groups * k, self.generator)
+            q = surface.crossing(grouped.repeat(k, 1, 1, 1, 1), weights, self.generator)
+            total, left = total + q.reshape(k, groups, *q.shape[1:]).sum(0), left - k
+        return x.float(), (total / self.looks).flatten(0, 1)
+
+
+class Decode(Attack):
+    """From one observation of each image."""
+
+    name = "decoder"
+    about = "decoder trained over masks, 1 observation"
+    needs = ("public images",)
+    looks = 1
+
+    def why_not(self, view: Transcript, threat: ThreatModel) -> str | None:
+        if (linked := min(view.linked, threat.linked)) < self.looks:
+            return f"only {linked} observations of each image can be linked"
+        if self.looks > 1 and threat.surface.theta is None and not threat.surface.noisy:
+            return "every observation is the same: there is nothing to average"
+        return super().why_not(view, threat)
+
+    def run(self, view: Transcript, threat: ThreatModel) -> Tensor:
+        decoder, shift, scale = Trainer(threat, self.looks, view.smashed.shape[1], self.budget).trained()
+        q = view.smashed[:, :, : self.looks].to(shift.dtype).mean(2).flatten(0, 1)
+        with torch.no_grad():
+            parts = [decoder(((part - shift) / scale).float()) for part in torch.split(q, 256)]
+        return torch.cat(parts).to(threat.surface.weights.dtype)
+
+
+class DecodeFew(Decode):
+    """From the mean of four."""
+
+    name = "decoder-4"
+    about = "decoder trained over masks, mean of 4 observations"
+    looks = 4
+
+
+class DecodeMany(Decode):
+    """From the mean of thirty-two."""
+
+    name = "decoder-32"
+    about = "decoder trained over masks, mean of 32 observations"
+    looks = 32

@@ -1,0 +1,167 @@
+"""Playing: cell by cell, stopped and taken up again, with missing data, beside another call."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.paper import rows
+from pmsfl.paper.logs import Logs
+from pmsfl.recipe import Recipe
+from pmsfl.rundir import RunDirectory
+from tests.paper.helpers import fake_log, pmsfl
+
+TOY = ("rounds=2", "eval_every=1", "epochs=1", "clients=4", "cohort=2", "eval_masks=1", "width=4", "max_samples=20")
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded digits at a toy scale."""
+    monkeypatch.setitem(rows.demo.scales, "quick", TOY)
+    monkeypatch.setitem(rows.demo_depths.scales, "quick", (*TOY, "depths=1:1:1:1"))
+
+
+def play(out: Path, *words: object, table: str = "table1") -> int:
+    return pmsfl("paper", table, "--out", out, "--data", out / "data", "--device", "cpu", *words)
+
+
+def methods(out: Path) -> list[str]:
+    """'recipe method preset seed' of every line of the CSV."""
+    lines = (out / "table1.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return [" ".join(line.split(",")[:4]) for line in lines]
+
+
+def test_a_table_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play(tmp_path) == 0
+    told = capsys.readouterr()
+    assert "cell 20 of 20  demo-depths-quick-threshold-mask-s0" in told.out
+    for row in ("cifar100", "femnist", "unipen", "cifar100-depths"):
+        assert re.search(rf"left out: {row}: no .*; bring", told.err)
+    assert len(methods(tmp_path)) == 20
+    assert "demo-quick pm-sfl paper 0" in methods(tmp_path)
+    text = (tmp_path / "table1.md").read_text(encoding="utf-8")
+    assert "| CIFAR-100, Dirichlet(0.3), same depths: **paper** | 30.16 | 51.39 |" in text
+    assert "2 rounds, 2 of 4 clients in each" in text
+    assert (tmp_path / "table1-quick.png").exists()
+    assert (tmp_path / "entropy-quick.png").exists()
+    folder = tmp_path / "logs" / "table1" / "demo-quick-pm-sfl-s0"
+    assert {f.name for f in folder.iterdir()} == {"metrics.jsonl", "recipe.toml", "result.json", "versions.json"}
+
+    # Once more: nothing is left to do, and the runs may even be gone.
+    for file in tmp_path.glob("runs/*/recipe.toml"):
+        file.unlink()
+    before = {f: f.stat().st_mtime_ns for f in tmp_path.glob("logs/*/*/*")}
+    assert play(tmp_path) == 0
+    assert "20 there already, 0 to play" in capsys.readouterr().out
+    assert {f: f.stat().st_mtime_ns for f in tmp_path.glob("logs/*/*/*")} == before
+
+    # Borrowed tables come from the same logs.
+    assert play(tmp_path, table="communication") == 0
+    assert play(tmp_path, table="convergence") == 0
+    assert "demo-quick,pm-sfl,best,0,2" in (tmp_path / "convergence.csv").read_text(encoding="utf-8")
+
+
+def test_only_and_more_seeds_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play(tmp_path, "--only", "demo/splitfed", "--only", "demo-depths/frozen*") == 0
+    assert methods(tmp_path) == ["demo-quick splitfed best 0", "demo-depths-quick frozen-mask best 0"]
+    assert play(tmp_path, "--only", "demo/splitfed", "--seeds", 2) == 0
+    assert "2 cells, 1 there already, 1 to play" in capsys.readouterr().out
+    assert play(tmp_path, "--only", "demo/splitfed") == 0  # asked for one seed, the other still shows
+    assert methods(tmp_path)[:2] == ["demo-quick splitfed best 0", "demo-quick splitfed best 1"]
+    assert play(tmp_path, "--only", "demo/nothing") == 2
+
+
+def test_borrowed_tables_train_only_when_asked(tmp_path: Path) -> None:
+    assert play(tmp_path, table="convergence") == 0
+    assert not list(tmp_path.glob("logs/*/*"))
+    assert play(tmp_path, "--only", "demo/frozen-mask", table="convergence") == 0
+    assert [f.name for f in tmp_path.glob("logs/table1/*")] == ["demo-quick-frozen-mask-s0"]
+
+
+def test_interrupted_cells_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = CohortExecutor.round
+    played = []
+
+    def stop_in_the_second_cell(self: CohortExecutor, state: Any) -> Any:
+        played.append(state.round)
+        if len(played) == 4:
+            raise KeyboardInterrupt
+        return original(self, state)
+
+    words = ("--only", "demo/splitfed", "--seeds", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(CohortExecutor, "round", stop_in_the_second_cell)
+        assert play(tmp_path, *words) == 130
+    assert "Go on with the same command" in capsys.readouterr().err
+    assert methods(tmp_path) == ["demo-quick splitfed best 0"]
+    run = tmp_path / "runs" / "demo-quick-splitfed-s1"
+    begun = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    assert len(begun.splitlines()) == 1
+
+    # While another call is at it, this one leaves it alone.
+    with RunDirectory(run).locked():
+        assert play(tmp_path, *words) == 0
+    told = capsys.readouterr()
+    assert "demo-quick-splitfed-s1  another process is at it" in told.out
+    assert "another call is playing demo-quick-splitfed-s1" in told.err
+    assert methods(tmp_path) == ["demo-quick splitfed best 0"]
+
+    assert play(tmp_path, *words) == 0
+    assert (run / "metrics.jsonl").read_text(encoding="utf-8").startswith(begun)  # with the time it took then
+    assert methods(tmp_path) == ["demo-quick splitfed best 0", "demo-quick splitfed best 1"]
+
+
+def test_a_cell_that_fails_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data" / "cifar-100-python"
+    folder.mkdir(parents=True)  # there, but empty
+    assert play(tmp_path, "--only", "cifar100/splitfed", "--only", "demo/splitfed") == 1
+    told = capsys.readouterr()
+    assert "1 cells failed: cifar100-quick-splitfed-s0" in told.err
+    assert methods(tmp_path) == ["demo-quick splitfed best 0"]
+
+
+def test_a_changed_plan_keeps_what_was_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--only", "demo/frozen-mask")
+    assert play(tmp_path, *words) == 0
+    monkeypatch.setitem(rows.demo.scales, "quick", (*TOY, "rounds=1"))
+    assert play(tmp_path, *words) == 0
+    assert [f.name for f in sorted(tmp_path.glob("logs/table1/*"))] == [
+        "demo-quick-frozen-mask-s0",
+        "demo-quick-frozen-mask-s0-2",
+    ]
+    [line] = (tmp_path / "table1.csv").read_text(encoding="utf-8").splitlines()[1:]
+    assert line.endswith("logs/table1/demo-quick-frozen-mask-s0-2")  # of the plan as it is now
+
+
+def test_logs_say_nothing_of_this_machine_and_stay_small(tmp_path: Path) -> None:
+    assert play(tmp_path, "--only", "demo/pm-sfl") == 0
+    run, folder = tmp_path / "runs" / "demo-quick-pm-sfl-s0", tmp_path / "logs" / "table1" / "demo-quick-pm-sfl-s0"
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    assert result["run"] == "logs/table1/demo-quick-pm-sfl-s0"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+    assert str(tmp_path) not in "".join(f.read_text(encoding="utf-8") for f in folder.iterdir())
+    raw, kept = RunDirectory(run).metrics(), RunDirectory(folder).metrics()
+    assert [line["bytes"] for line in kept] == [line["bytes"] for line in raw]
+    assert [line["loss"] for line in kept] == pytest.approx([line["loss"] for line in raw], rel=1e-5)
+    assert "per_client" not in kept[0]["evaluation"]
+    assert len(kept[1]["evaluation"]["per_client"]) == 4
+
+
+def test_a_cell_is_known_wherever_its_data_lies(tmp_path: Path) -> None:
+    fake_log(tmp_path, "cifar100/splitfed", 1, 70.0)
+    logs = Logs(tmp_path)
+    [folder] = tmp_path.glob("logs/*/*")
+    recipe = RunDirectory(folder).recipe()
+    assert logs.has(recipe.replace(data_path="/elsewhere"))
+    assert not logs.has(recipe.replace(seed=0))
+    assert not logs.has(recipe.replace(rounds=299))
+    assert logs.of(Recipe()) == {}

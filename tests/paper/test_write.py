@@ -1,0 +1,187 @@
+"""Tables from logs: means, errors and paired differences, the paper's figures beside ours, gaps where nothing ran."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pmsfl.paper.write import COLUMNS
+from tests.conftest import Pmsfl
+from tests.paper import helpers
+from tests.paper.helpers import fake_log
+
+OURS = {
+    "cifar100/pm-sfl": (60.0, 61.0, 63.5),
+    "cifar100/splitfed": (70.0, 70.5, 74.0),
+    "cifar100/pm-sfl@paper": (45.0,),
+}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Logs of a few full-scale cells, as brought from another machine."""
+    for address, accuracies in OURS.items():
+        for seed, accuracy in enumerate(accuracies):
+            fake_log(tmp_path, address, seed, accuracy)
+    return tmp_path
+
+
+def play(table: str, out: Path, *words: object) -> int:
+    """A call that has nothing to train: only cells that are there, or no data."""
+    return helpers.pmsfl("paper", table, "--scale", "full", "--out", out, "--data", out / "no-data", *words)
+
+
+def lines_of(file: Path, start: str) -> list[list[str]]:
+    """The cells of the Markdown lines that begin with `start`."""
+    found = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {start}")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
+
+
+def test_table1_shows_the_paper_beside_ours(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play("table1", out) == 0
+    told = capsys.readouterr()
+    assert re.search(r"left out: cifar100: no cifar-100-python; bring .*cs.toronto.edu.*looked in .*no-data", told.err)
+    assert "7 there already, 0 to play" in told.out
+    page = out / "table1.md"
+    # mean 61.5, deviation sqrt(13/4) = 1.8028, over sqrt(3): 1.0408
+    [ours] = lines_of(page, "CIFAR-100, Dirichlet(0.3), same depths: ours")
+    [theirs] = lines_of(page, "CIFAR-100, Dirichlet(0.3), same depths: **paper**")
+    assert (ours[2], theirs[2]) == ("71.50 ± 1.26", "51.39")
+    assert (ours[7], theirs[7]) == ("61.50 ± 1.04", "51.02")
+    assert (ours[1], theirs[1]) == ("", "30.16")  # not run: empty, never copied
+    assert (ours[9], theirs[9]) == ("45.00", "")
+    text = page.read_text(encoding="utf-8")
+    assert "300 rounds, 10 % of 100 clients in each" in text
+    assert "the paper: 1000 rounds, 3 seeds" in text
+    assert "a GPU; 2026-01-02" in text
+    assert "UNIPEN-62 by writer, same depths: **paper**, other data" in text
+    assert "- cifar100: no cifar-100-python; bring" in text
+    assert str(out) not in text
+
+
+def test_differences_are_paired_by_seed(out: Path) -> None:
+    assert play("table1", out) == 0
+    [splitfed] = lines_of(out / "table1.md", "SplitFed |")
+    # differences 10, 9.5, 10.5: mean 10, error 0.5 / sqrt(3)
+    assert splitfed[1:5] == ["71.50 ± 1.26", "3", f"+10.00 ± {0.5 / math.sqrt(3):.2f} (better)", "51.39"]
+    [paper_preset] = lines_of(out / "table1.md", "PM-SFL, preset paper")
+    assert paper_preset[1:4] == ["45.00", "1", "-15.00"]
+    assert splitfed[-1] == "12.5"  # what a cell cost
+
+
+def test_csv_has_these_columns_and_finished_cells_only(out: Path) -> None:
+    assert play("table1", out) == 0
+    with (out / "table1.csv").open(encoding="utf-8", newline="") as f:
+        found = list(csv.reader(f))
+    assert ", ".join(found[0]) == (
+        "recipe, method, preset, seed, rounds, accuracy, accuracy_global, accuracy_best, mask_entropy, bytes_total, "
+        "seconds, log"
+    )
+    assert tuple(found[0]) == COLUMNS
+    assert len(found) == 1 + 7
+    assert found[1][:6] == ["cifar100", "splitfed", "best", "0", "300", "70.0"]
+    assert found[1][8] == ""
+    assert found[-1][:4] == ["cifar100", "pm-sfl", "paper", "0"]
+    assert all((out / row[-1] / "metrics.jsonl").is_file() for row in found[1:])
+
+
+def test_the_variants_settings_are_in_the_csv(tmp_path: Path) -> None:
+    fake_log(tmp_path, "cifar100-depths/pm-sfl-uncompensated", 0, 40.0)
+    assert play("table1", tmp_path) == 0
+    assert "cifar100-depths,pm-sfl compensation=false,best,0" in (tmp_path / "table1.csv").read_text(encoding="utf-8")
+
+
+def test_bytes_per_client_and_round(out: Path) -> None:
+    assert play("communication", out) == 0
+    with (out / "communication.csv").open(encoding="utf-8", newline="") as f:
+        found = {(r["method"], r["preset"], r["kind"], r["direction"]): r for r in csv.DictReader(f)}
+    mask = found["pm-sfl", "best", "mask", "up"]
+    assert float(mask["bytes_per_client_round"]) == 1_000 / 10  # ten clients in a round
+    assert int(mask["bytes_total"]) == 1_000 * 300
+    assert float(found["splitfed", "best", "total", ""]["bytes_per_client_round"]) == 8_100.0
+    [line] = lines_of(out / "communication.md", "PM-SFL |")
+    assert line[-3:] == ["2.10 kB", "8.10 kB", "61.50"]  # without the cut, total, accuracy
+
+
+def test_curves_of_every_seed(out: Path) -> None:
+    assert play("convergence", out) == 0
+    with (out / "convergence.csv").open(encoding="utf-8", newline="") as f:
+        found = list(csv.DictReader(f))
+    assert len(found) == 7 * 2
+    assert [(r["seed"], r["round"], float(r["accuracy"])) for r in found[:2]] == [
+        ("0", "150", 35.0),
+        ("0", "300", 70.0),
+    ]
+    [line] = lines_of(out / "convergence.md", "PM-SFL |")
+    assert line[1:] == ["", "30.75", "30.75", "61.50"]  # after 75, 150, 225 and 300 rounds
+
+
+@pytest.mark.parametrize("name", ["table1", "entropy", "convergence", "communication", "bytes"])
+def test_figures_are_drawn(name: str, out: Path) -> None:
+    table = {"entropy": "table1", "bytes": "communication"}.get(name, name)
+    assert play(table, out) == 0
+    assert (out / f"{name}-full.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert f"]({name}-full.png)" in (out / f"{table}.md").read_text(encoding="utf-8")
+
+
+def test_settings_and_ablations(tmp_path: Path) -> None:
+    for key, value in ((0.0, 70.0), (0.1, 72.0), (0.5, 71.0)):
+        fake_log(tmp_path, f"unipen/personal_ratio={key:g}", 0, value, table="ratio")
+    fake_log(tmp_path, "unipen/agreement=0.02", 0, 69.0, table="agreement")
+    for table in ("ratio", "agreement", "ablation"):
+        assert play(table, tmp_path) == 0
+        assert (tmp_path / f"{table}-full.png").exists()
+    [half] = lines_of(tmp_path / "ratio.md", "50 %")
+    assert half[1:4] == ["71.00", "1", "+1.00"]
+    # The recipe's own ratio is 0.1, so that cell is also agreement's 10 % and the baseline of the ablation.
+    [ten] = lines_of(tmp_path / "agreement.md", "10 %")
+    assert ten[1] == "72.00"
+    [none] = lines_of(tmp_path / "ablation.md", "personal set: none")
+    assert none[1:4] == ["70.00", "1", "-2.00"]
+    [random] = lines_of(tmp_path / "ablation.md", "personal set: random")
+    assert set(random[1:]) == {""}
+
+
+def test_without_matplotlib_a_note_stands_for_the_figure(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert play("table1", out) == 0
+    assert "table1-full.png is left out: matplotlib is not installed" in capsys.readouterr().err
+    assert not list(out.glob("*.png"))
+    assert "![" not in (out / "table1.md").read_text(encoding="utf-8")
+
+
+def test_list_says_what_is_done_and_what_it_costs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert helpers.pmsfl("paper", "list", "--scale", "full", "--out", out, "--data", out / "no-data", "--seeds", 4) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"cifar100/pm-sfl +3/4 +12\.5 +about 12\.5 s", text)
+    assert re.search(r"cifar100/standalone +0/4 +about 50\.0 s", text)
+    assert re.search(r"unipen/standalone +0/4 +unknown +no unipen62", text)
+    assert "ablation: Ablations of PM-SFL" in text
+    assert helpers.pmsfl("paper", "list", "--out", out, "--seeds", 0) == 2
+
+
+def test_a_log_of_another_version_is_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = next(out.glob("logs/*/*splitfed-s0/recipe.toml"))
+    file.write_text(file.read_text(encoding="utf-8") + "\nno_such_key = 1\n", encoding="utf-8")
+    assert helpers.pmsfl("paper", "list", "--scale", "full", "--out", out) == 0
+    assert "1 logs cannot be read" in capsys.readouterr().err
+
+
+def test_both_kinds_of_command_line(pmsfl: Pmsfl, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--scale", "full", "--out", out, "--only", "cifar100/pm-sfl", "--only", "cifar100/splitfed"]
+    assert pmsfl("paper", "list", *words) == 0
+    assert re.findall(r"^(cifar100/\S+) +3/3", capsys.readouterr().out, re.M)[:2] == [
+        "cifar100/splitfed",
+        "cifar100/pm-sfl",
+    ]
+    assert pmsfl("paper", "convergence", *words, "--data", out, "--jobs", 1) == 0
+    assert pmsfl("paper", "convergence", *words, "--jobs", 0) == 2
+    assert pmsfl("paper", "table1", "--scale", "whole") == 2
+    assert "allowed: quick, half, full" in capsys.readouterr().err

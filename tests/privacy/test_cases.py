@@ -1,0 +1,220 @@
+"""Cases: observations as training makes them, truth as the client saw it, and no way from the one to the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.state import State
+from pmsfl.engine.transcribe import Transcriber
+from pmsfl.engine.world import World
+from pmsfl.errors import PmsflError
+from pmsfl.methods import METHODS
+from pmsfl.privacy.cases import LINKED, Case, check_attackable
+from pmsfl.privacy.metrics import MetricError
+from pmsfl.privacy.recorded import as_recorded, read_recording, recordings
+from pmsfl.privacy.same_view import same_view
+from pmsfl.tensorfile import write_tensors
+from pmsfl.wire.ledger import Ledger
+from tests.conftest import distinct, play, tiny_federation, tiny_world
+from tests.privacy.helpers import image_federation, image_world
+
+
+def recorded_case(folder: Path, images: int = 16, **changes: Any) -> tuple[World, Case]:
+    world = image_world(dtype="float64", record=True, **changes)
+    executor = CohortExecutor(world, Ledger())
+    executor.transcriber = Transcriber(world, folder)
+    state = State.initial(world)
+    for _ in range(2):
+        state, _ = executor.round(state)
+    return world, as_recorded(world, folder, images)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_recorded_smashed_data_are_those_of_the_true_images(tmp_path: Path, augment: str) -> None:
+    _, case = recorded_case(tmp_path, images=8, method="splitfed", augment=augment)
+    surface = case.threat.surface
+    again = surface.bottom(case.truth.unsqueeze(0), surface.weights.unsqueeze(0))
+    assert torch.allclose(again, case.view.smashed[:, :, 0], atol=1e-9)
+    assert case.view.linked == (2 if augment == "none" else 1)  # two epochs; augmented views are other images
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"method": "splitfed", "cut_clip": 0.5},
+        {"method": "splitfed", "cut_clip": 0.5, "cut_channels": 3},
+        {"method": "dense-frozen", "dp_smashed": "gaussian", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+        {"method": "dense-frozen", "dp_smashed": "laplace", "dp_clip_smashed": 0.5, "dp_epsilon_smashed": 1e9},
+    ],
+)
+def test_an_attack_knows_the_clip_that_smashed_data_leave_under(tmp_path: Path, stages: dict[str, Any]) -> None:
+    norm = {"norm": "group"} if "dp_smashed" in stages else {}
+    _, case = recorded_case(tmp_path, images=8, **stages, **norm)
+    surface, seen = case.threat.surface, case.view.smashed[:, :, 0]
+    again = surface.bottom(case.truth.unsqueeze(0), surface.weights.unsqueeze(0))
+    assert torch.allclose(again, seen, atol=2e-3)
+    assert torch.allclose(surface.bottom_of(case.truth, surface.weights), seen[0], atol=2e-3)
+    assert float(seen.flatten(2).norm(dim=2).max()) < 0.51
+    assert (
+        float(
+            surface.crossing(case.truth.unsqueeze(0), surface.weights.unsqueeze(0), torch.Generator())
+            .sub(seen)
+            .abs()
+            .max()
+        )
+        < 2e-3
+    )
+
+
+def test_a_same_view_goes_over_the_wire_as_the_run_has_it() -> None:
+    world = image_world(method="splitfed-pm", theta_codec="u8", gradient_codec="int8", cut_codec="fp16")
+    case = same_view(world, State.initial(world), 8)
+    (update,) = case.view.updates
+    assert len(distinct(update.before)) <= 256
+    assert case.threat.surface.theta is not None
+    assert torch.allclose(case.threat.surface.theta, update.before, atol=1e-6)
+    assert case.view.gradient is not None
+    each = case.view.gradient[0].transpose(0, 1).flatten(1)
+    assert all(len(distinct(channel)) <= 256 for channel in each)
+    assert torch.equal(case.view.smashed, case.view.smashed.half().float())
+
+
+def test_linked_observations_are_of_the_same_record(tmp_path: Path) -> None:
+    # group norm and no training: the same image then always gives the same smashed data
+    _, case = recorded_case(tmp_path, images=8, method="dense-frozen", norm="group", norms="frozen")
+    assert case.view.linked == 2
+    assert torch.allclose(case.view.smashed[:, :, 0], case.view.smashed[:, :, 1], atol=1e-9)
+    assert not torch.allclose(case.view.smashed[:, 0], case.view.smashed[:, 1])
+
+
+def test_as_recorded_needs_a_recording(tmp_path: Path) -> None:
+    with pytest.raises(PmsflError, match="record=true"):
+        as_recorded(image_world(), tmp_path, 8)
+
+
+def test_a_file_that_is_no_transcript_is_refused(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "round-1-client-1.safetensors", {}, {})
+    with pytest.raises(PmsflError, match="no transcript of a round"):
+        read_recording(recordings(tmp_path)[0])
+
+
+def test_same_view_shows_the_same_images_under_fresh_masks() -> None:
+    world = image_world()
+    case = same_view(world, State.initial(world), 16)
+    assert case.view.smashed.shape[:3] == (2, 8, LINKED)
+    assert case.threat.true_weights is not None
+    surface = case.threat.surface
+    truth = case.truth.reshape(2, 8, *case.truth.shape[1:])
+    assert torch.allclose(surface.bottom(truth, case.threat.true_weights), case.view.smashed[:, :, 0], atol=1e-5)
+    looks = case.view.smashed[0].flatten(2)
+    assert not torch.allclose(looks[:, 0], looks[:, 1])
+    assert case.unmasked is not None
+    whole = surface.bottom(truth, surface.weights.expand(2, -1))
+    assert torch.allclose(whole, case.unmasked.smashed[:, :, 0], atol=1e-5)
+
+
+def test_one_sgd_step_shows_its_gradient() -> None:
+    world = image_world(method="splitfed", dtype="float64")
+    case = same_view(world, State.initial(world), 8)
+    update, step, surface = case.view.updates[0], case.threat.step, case.threat.surface
+    leaf = surface.weights.clone().requires_grad_()
+    assert case.view.gradient is not None
+    (expected,) = torch.autograd.grad(surface.bottom_of(case.truth, leaf), leaf, case.view.gradient[0])
+    shown = (update.before - update.after) / step.lr - step.weight_decay * update.before
+    assert torch.allclose(shown, expected, atol=1e-9)
+
+
+def test_the_public_has_no_victim() -> None:
+    world = image_world()
+    case = same_view(world, State.initial(world), 8)
+    assert case.threat.public is not None
+    assert len(case.threat.public) == 3 * 20
+    apart = (case.threat.public.flatten(1)[:, None] - case.truth.flatten(1)[None]).abs().amax(-1)
+    assert float(apart.min()) > 0.01
+
+
+def test_transcript_and_threat_model_say_what_they_hold() -> None:
+    world = image_world()
+    case = same_view(world, State.initial(world), 8)
+    assert "1 mini-batches of 8 images, 16x6x6 each, 32 observations" in str(case.view)
+    assert "mask bits" in str(case.view)
+    assert "60 images of the same kind" in str(case.threat)
+    assert "θ of every mask bit" in str(case.threat)
+
+
+def _within(thing: object, seen: set[int]) -> Iterator[object]:
+    """Everything that can be reached from an object by its attributes, items, cells and bound methods."""
+    if id(thing) in seen or isinstance(thing, type | str | bytes | int | float | None):
+        return
+    seen.add(id(thing))
+    yield thing
+    parts: list[object] = []
+    if isinstance(thing, dict):
+        parts += thing.values()
+    elif isinstance(thing, list | tuple | set):
+        parts += thing
+    elif not isinstance(thing, Tensor):
+        parts += getattr(thing, "__dict__", {}).values()
+        parts += [c.cell_contents for c in getattr(thing, "__closure__", None) or ()]
+        parts.append(getattr(thing, "__self__", None))
+    for part in parts:
+        yield from _within(part, seen)
+
+
+@pytest.mark.parametrize("kind", ["same-view", "as-recorded"])
+def test_no_path_leads_from_an_attack_to_the_images(tmp_path: Path, kind: str) -> None:
+    if kind == "as-recorded":
+        world, case = recorded_case(tmp_path, augment="crop")
+    else:
+        world = image_world()
+        case = same_view(world, State.initial(world), 8)
+    reached = list(_within((case.view, case.threat), set()))
+    assert any(isinstance(t, nn.Module) for t in reached)  # the walk does get somewhere
+    assert not any(isinstance(t, World) or t is world.federation for t in reached)
+    hidden = {case.truth.untyped_storage().data_ptr(), world.x.untyped_storage().data_ptr()}
+    tensors = [t for t in reached if isinstance(t, Tensor)]
+    assert len(tensors) > 5
+    assert hidden.isdisjoint(t.untyped_storage().data_ptr() for t in tensors)
+
+
+def test_data_without_images_is_refused() -> None:
+    with pytest.raises(MetricError, match="11x11"):
+        check_attackable(tiny_world())
+    with pytest.raises(PmsflError, match="attacks are measured on uint8 images"):
+        check_attackable(tiny_world(tiny_federation(shape=(1, 12, 12))))
+
+
+def test_a_lonely_client_leaves_no_public_images() -> None:
+    world = image_world(image_federation(clients=1), cohort=1)
+    assert same_view(world, State.initial(world), 8).threat.public is None
+
+
+def test_labels_that_stay_leave_no_gradient() -> None:
+    world = image_world(labels="u-shape")
+    view = same_view(world, State.initial(world), 8).view
+    assert (view.labels, view.gradient, view.updates) == (None, None, ())
+    assert "never crossed" in str(dataclasses.replace(view))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("depths", ["2", "1:1"])
+def test_every_method_can_be_attacked(tmp_path: Path, method: str, depths: str) -> None:
+    world, case = recorded_case(tmp_path, 8, method=method, depths=depths, width=4, personal_ratio=0.3, agreement=0.0)
+    state, _, _ = play(world, rounds=1)
+    for found in (case, same_view(world, state, 8)):
+        random = world.method.samples_masks
+        assert (found.threat.surface.theta is not None) == random == (found.unmasked is not None)
+        assert bool(found.view.updates) == (world.method.uploads != "nothing")
+        assert torch.isfinite(found.view.smashed).all()
+        again = found.threat.surface.crossing(
+            found.truth.unsqueeze(0), found.threat.surface.draw(1, found.threat.generator()), found.threat.generator()
+        )
+        assert again.shape == found.view.smashed[:, :, 0].shape
