@@ -26,6 +26,7 @@ from pmsfl.engine.plan import Keys
 from pmsfl.engine.protocol import Wire
 from pmsfl.engine.rows import tensors
 from pmsfl.wire.codecs import Codec
+from pmsfl.wire.masks import encode_indices
 from pmsfl.wire.messages import Kind, Message, split
 from pmsfl.wire.tensors import decode_tensor, encode_tensor
 
@@ -226,7 +227,7 @@ def test_masks_of_a_wrong_length_or_with_trailing_bits_are_refused(scene: Scene)
     def trailing(m: Message) -> Message:
         return forged(m, shape=(m.shape[0] + 3,))
 
-    scene.refuses(Request(Op.FINISH, wire=with_kind(good.wire, Kind.MASK, cut)), "bits take")
+    scene.refuses(Request(Op.FINISH, wire=with_kind(good.wire, Kind.MASK, cut)), "expected (324,)")
     p = scene.world.masked_size(2)
     assert p % 8 == 4
 
@@ -235,7 +236,9 @@ def test_masks_of_a_wrong_length_or_with_trailing_bits_are_refused(scene: Scene)
 
     scene.refuses(Request(Op.FINISH, wire=with_kind(good.wire, Kind.MASK, dirty)), "beyond the")
     # One coordinate becomes personal: the mask must have one bit less.
-    first = Message(Kind.PERSONAL, Codec.INDICES, (p,), bytes([0, 0]), Wire(scene.world).run, 0, 0).encode()
+    first = Message(
+        Kind.PERSONAL, Codec.INDICES, (p,), encode_indices(torch.tensor([0]), p), Wire(scene.world).run, 0, 0
+    ).encode()
     scene.refuses(Request(Op.FINISH, wire=first + good.wire), "expected")
     outside = Message(Kind.PERSONAL, Codec.INDICES, (p,), b"\x00\xff\xff\x7f", Wire(scene.world).run, 0, 0).encode()
     scene.refuses(Request(Op.FINISH, wire=outside + good.wire), "out of range")

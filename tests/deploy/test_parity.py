@@ -32,6 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "batch-statistics": {"statistics": "batch", "mask_per": "round", "depths": "1,1,2"},
     "local-norms": {"norms": "local", "client_state": "persistent"},
     "two-of-three": {"cohort": 2, "weighting": "samples", "aggregate": "beta"},
+    "compact": {"mask_codec": "entropy", "theta_codec": "u8", "cut_codec": "int8"},
+    "narrow-cut": {"cut_channels": 2, "cut_pool": 2},
+    "narrow-coarse-cut": {"cut_channels": 2, "cut_pool": 2, "cut_codec": "int4", "gradient_codec": "int8"},
+    "guarded": {"guard": 0.5, "no_peek": 0.1},
     "bf16-cut": {"cut_codec": "bf16", "augment": "crop"},
 }
 
@@ -59,7 +63,8 @@ def test_a_deployment_repeats_the_reference_executor(case: str, tmp_path: Path) 
             assert mine[name] == (None if expected is None else pytest.approx(expected, rel=1e-9))
     agree_on_memories(sites, state)
     agree_on_bytes(server.books.directory.metrics(), ledger.as_dict())
-    agree_on_accuracy(server.books.totals.last, world, state)
+    if wanted.cut_codec == "native":  # a simulation evaluates without the wire, a deployment over it
+        agree_on_accuracy(server.books.totals.last, world, state)
 
 
 def agree_on_memories(sites: dict[str, Any], state: State) -> None:

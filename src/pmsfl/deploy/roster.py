@@ -120,7 +120,7 @@ class Roster:
         """The recipe as this federation plays it: a depth for each site, nothing that points into a file system."""
         assert self.depths is not None
         return recipe.replace(
-            depths=",".join(map(str, self.depths)),
+            depths=",".join(map(str, self.depths if len(set(self.depths)) > 1 else self.depths[:1])),
             cohort=min(recipe.cohort, len(self.sites)),
             data_path="",
             pretrained="",
