@@ -9,6 +9,7 @@ from pmsfl.bench import command as benching
 from pmsfl.bench.setting import Setting
 from pmsfl.commands import Arg, Command, Group
 from pmsfl.data.simulate import Plan
+from pmsfl.deploy import command as deploying
 from pmsfl.paper.cli import PAPER
 from pmsfl.report import (
     attacking,
@@ -40,6 +41,7 @@ DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No data files are needed.", metavar="RECIPE")
 REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
 RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
+ADMIN_KIT = Arg("The administrator's kit.", metavar="KIT")
 SENSOR = Arg("mmhar (mmWave radar) or sonichar (ultrasound).", metavar="SENSOR", choices=("mmhar", "sonichar"))
 PICTURE = Arg("Draw example maps, too.", metavar="FILE.png")
 JSON = Arg("Print one JSON object as the last line of stdout.", name="json")
@@ -236,6 +238,79 @@ def bench_scale(
     benching.bench_scale(Setting.of(recipe, changes or [], device, repeats), clients, record, as_json)
 
 
+def deploy_init(
+    folder: Annotated[Path, Arg("Where the kits go; new or empty.", metavar="DIR")],
+    *,
+    sites: Annotated[str, Arg("The sites' names.", metavar="A,B,C")],
+    server: Annotated[str, Arg("The server's host name, as the sites reach it.", metavar="HOST")] = "localhost",
+    port: Annotated[int, Arg("Its one inbound port.", metavar="N")] = 8002,
+) -> None:
+    """Make a signed kit for the server, each site and the administrator."""
+    deploying.init(folder, sites, server, port)
+
+
+def deploy_server(kit: Annotated[Path, Arg("The server's kit.", metavar="KIT")]) -> None:
+    """Run the server on this host until it is stopped."""
+    deploying.serve(kit)
+
+
+def deploy_site(
+    kit: Annotated[Path, Arg("This site's kit.", metavar="KIT")],
+    *,
+    data: Annotated[str, Arg("An .npz with x and y, or owner:NAME[@PATH] of the recipe's data.", metavar="PATH")],
+    depth: Annotated[int | None, Arg("Cut after this block; the recipe's unless told.", metavar="D")] = None,
+    repeat_simulation: Annotated[bool, Arg("For tests: masks from the run's seed, which protects nothing.")] = False,
+) -> None:
+    """Run a site on this host until it is stopped; its data stays here."""
+    deploying.site(kit, data, depth, repeat_simulation)
+
+
+def deploy_start(
+    recipe: Annotated[str, RECIPE] = "demo",
+    *,
+    kit: Annotated[Path, ADMIN_KIT],
+    method: Annotated[str | None, Arg("What is trained; see `pmsfl methods`.", short="-m")] = None,
+    changes: Annotated[list[str] | None, CHANGES] = None,
+    run: Annotated[
+        str | None, Arg("The run's name; the recipe's, method's and seed unless told.", metavar="NAME")
+    ] = None,
+    job_rounds: Annotated[int, Arg("Rounds in a job: what a crash costs at most.", metavar="N")] = 5,
+    min_clients: Annotated[int, Arg("Go on with so many sites.", metavar="K")] = 2,
+    step_seconds: Annotated[float, Arg("Wait so long for a site in each step.", metavar="S")] = 30.0,
+) -> None:
+    """Train a recipe over the connected sites; call it again to go on."""
+    deploying.start(recipe, changes or [], method, kit, run, job_rounds, min_clients, step_seconds)
+
+
+def deploy_status(
+    kit: Annotated[Path, Arg("The administrator's kit, or the server's on its own host.", metavar="KIT")],
+    *,
+    run: Annotated[str | None, Arg("Which run; the newest unless told.", metavar="NAME")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Show rounds, accuracy, sites, bytes, mask health and times of a run."""
+    deploying.status(kit, run, as_json)
+
+
+def deploy_stop(
+    kit: Annotated[Path, ADMIN_KIT],
+    *,
+    everything: Annotated[bool, Arg("Shut the server and all sites down, too.", name="all")] = False,
+) -> None:
+    """Abort the jobs that are under way; finished rounds stay."""
+    deploying.stop(kit, everything)
+
+
+DEPLOY: dict[str, Command] = {
+    "init": deploy_init,
+    "server": deploy_server,
+    "site": deploy_site,
+    "start": deploy_start,
+    "status": deploy_status,
+    "stop": deploy_stop,
+}
+
+
 def simulate(
     sensor: Annotated[str, SENSOR],
     folder: Annotated[Path, Arg("Where SENSOR.npz goes.", metavar="DIR")] = Path("data"),
@@ -294,6 +369,7 @@ COMMANDS: dict[str, Command | Group] = {
     "predict": predict,
     "attack": attack,
     "privacy": privacy,
+    "deploy": Group("A real federation over a network: kits, server, sites, jobs.", DEPLOY),
     "simulate": simulate,
     "prepare": prepare,
     "bench": Group("Measure speed: a step, a round, a growing cohort, the wire.", BENCH),

@@ -1,1 +1,1 @@
-"""A federation over a real network."""
+"""A federation over a network: the two roles of a round on real hosts (docs/deploy.md)."""

@@ -69,8 +69,8 @@ class Passes:
         return out
 
     def _play(self, depth: int, collecting: bool, t: Inputs, x: Tensor | None) -> Outputs:
-        q, below = self._bottom(depth, collecting, t, x)
-        logits, above = self._top(depth, collecting, t, q)
+        q, below = self.bottom(depth, collecting, t, x)
+        logits, above = self.top(depth, collecting, t, q)
         if not collecting:
             return Outputs(logits)
         (names, own), (others, top) = packed(below), packed(above)
@@ -81,7 +81,7 @@ class Passes:
         """What rows count for: matters only where batch statistics are taken and some rows are padding."""
         return present if collecting or self.world.recipe.statistics == "batch" else None
 
-    def _bottom(self, depth: int, collecting: bool, t: Inputs, source: Tensor | None) -> tuple[Tensor, Sums]:
+    def bottom(self, depth: int, collecting: bool, t: Inputs, source: Tensor | None) -> tuple[Tensor, Sums]:
         """Smashed data [K, B, ...], and the norms' sums per client where they are collected."""
         w = self.world
         k = len(t.rows)
@@ -116,7 +116,7 @@ class Passes:
         sums = {n: tuple(torch.stack(s) for s in zip(*(r[1][n] for r in results), strict=True)) for n in names}
         return torch.stack([r[0] for r in results]), sums  # type: ignore[return-value]
 
-    def _top(self, depth: int, collecting: bool, t: Inputs, q: Tensor) -> tuple[Tensor, Sums]:
+    def top(self, depth: int, collecting: bool, t: Inputs, q: Tensor) -> tuple[Tensor, Sums]:
         """Logits of smashed data [K, B, ...] as one union [K·B, classes]."""
         w = self.world
         views = w.layout.top(t.top, t.top_plain, w.cut)

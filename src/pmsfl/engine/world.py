@@ -55,8 +55,13 @@ class World:
     """The fixed surroundings of a run, on one device."""
 
     def __init__(
-        self, recipe: Recipe, device: torch.device | str = "cpu", federation: Federation | None = None
+        self,
+        recipe: Recipe,
+        device: torch.device | str = "cpu",
+        federation: Federation | None = None,
+        keys: Keys | None = None,
     ) -> None:
+        """keys: of a site with a secret of its own; otherwise all come from the recipe's seed."""
         self.recipe = recipe
         self.device = torch.device(device)
         if self.device.type == "cpu":
@@ -65,7 +70,7 @@ class World:
         self.half = uses_half(recipe, self.device)
         self.federation = federation or federation_of(recipe)
         self.method: Method = make_method(self._with_damping(recipe))
-        self.keys = Keys.of_seed(recipe.seed, self.device)
+        self.keys = keys or Keys.of_seed(recipe.seed, self.device)
         self.input_shape = tuple(self.federation.x.shape[1:])
         self.model: SplitModel = make_model(recipe, self.input_shape, self.federation.classes)
         if self.method.exits:

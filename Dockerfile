@@ -1,0 +1,11 @@
+# One image for the server, the sites and the administrator: `docker compose up` (see docs/deploy.md).
+FROM python:3.12-slim
+RUN useradd --create-home pmsfl
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src ./src
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt '.[deploy]'
+USER pmsfl
+WORKDIR /home/pmsfl
+ENV OMP_NUM_THREADS=1
+ENTRYPOINT ["pmsfl"]

@@ -1,0 +1,86 @@
+"""The two roles as NVIDIA FLARE runs them: a thin shell around `ServerSide` and `SiteSide`.
+
+A job names these two classes and carries no code: every host runs the pmsfl that is installed on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import collab
+
+from pmsfl.deploy.host import SiteConfig, run_folder
+from pmsfl.deploy.server import ServerSide
+from pmsfl.deploy.settings import Patience
+from pmsfl.deploy.site import SiteSide
+from pmsfl.engine.plan import Keys
+from pmsfl.recipe import Recipe
+
+CALL_SECONDS = 60.0  # of one call; the server holds none longer than Patience.hold_seconds
+JOB_SECONDS = 7 * 24 * 3600.0
+
+
+def _quiet() -> None:
+    """FLARE logs every call at INFO: thousands of lines per round."""
+    for name in ("nvflare.collab", "nvflare.fuel.f3"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class FlareServer:
+    """A job of some rounds on the server."""
+
+    def __init__(self, run: str, recipe: str, sites: list[str], rounds: int, patience: dict[str, Any]) -> None:
+        self.run, self.recipe, self.sites, self.rounds, self.patience = run, recipe, sites, rounds, patience
+        self._side: ServerSide | None = None
+        self._ready = threading.Event()
+
+    @collab.main  # type: ignore[untyped-decorator]
+    def play(self) -> int:
+        """Play the job; the number of rounds the run then has."""
+        _quiet()
+        log = logging.getLogger("pmsfl.deploy")
+        folder = run_folder(Path(collab.workspace.get_root_dir()), self.run)
+        recipe = Recipe.from_toml(self.recipe, "the job's recipe")
+        self._side = side = ServerSide(folder, recipe, self.sites, Patience(**self.patience), note=log.info)
+        self._ready.set()
+        # What a site returns is only why it ended: nobody waits for one that died.
+        collab.clients(blocking=False, timeout=JOB_SECONDS, optional=True).take_part(self.recipe)
+        rounds = side.play(self.rounds)
+        log.info("job over after round %d of %d", rounds, recipe.rounds)
+        return rounds
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def request(self, data: bytes) -> bytes:
+        """One call of a site; FLARE knows from its certificate which."""
+        self._ready.wait(CALL_SECONDS / 2)
+        if self._side is None:
+            raise RuntimeError("the server is not ready")
+        return self._side.handle(collab.caller, bytes(data))
+
+
+class FlareSite:
+    """A site's part of a job."""
+
+    @collab.publish  # type: ignore[untyped-decorator]
+    def take_part(self, recipe: str) -> str:
+        """Take part until the job is over; why it ended."""
+        _quiet()
+        log = logging.getLogger("pmsfl.deploy")
+        try:
+            return self._play(recipe, Path(collab.workspace.get_root_dir()), log)
+        except Exception as e:  # whatever is wrong here must not end the job of the others
+            log.error("this site takes no part: %s", e)
+            return f"failed: {e!r}"
+
+    def _play(self, recipe: str, root: Path, log: logging.Logger) -> str:
+        config = SiteConfig.read(root)
+        keys = None
+        if config.repeat_simulation:
+            log.warning("masks come from the run's seed: the server can recompute them. For tests only")
+            keys = Keys.of_seed(Recipe.from_toml(recipe).seed)
+        side = SiteSide(root / "pmsfl", config.data, config.depth, note=log.info, keys=keys)
+        server = collab.server(timeout=CALL_SECONDS)
+        return side.play(recipe, lambda data: bytes(server.request(data)))
