@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -119,6 +120,22 @@ def play(
         state, metrics = executor.round(state)
         seen.append(metrics)
     return state, ledger, seen
+
+
+@contextmanager
+def interrupted_in_round(which: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ctrl-C as the cohort executor begins its `which`-th round, counted over all runs."""
+    original, played = CohortExecutor.round, list[int]()
+
+    def stop(self: CohortExecutor, state: State) -> tuple[State, RoundMetrics]:
+        played.append(state.round)
+        if len(played) == which:
+            raise KeyboardInterrupt
+        return original(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CohortExecutor, "round", stop)
+        yield
 
 
 def bottoms_of(world: World, state: State, clients: list[int], steps: list[int]) -> Bottoms:

@@ -9,19 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pmsfl import commands
 from pmsfl.cli import ABOUT, COMMANDS
-from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import RecipeError
 from pmsfl.report.interval import Interval, interval, t_probability, t_quantile
 from pmsfl.report.listing import find_runs
 from pmsfl.sweep import rows
 from pmsfl.sweep_plan import cell_name, plan, split_values
+
+from .conftest import interrupted_in_round
 
 KEYS = ["rounds=2", "epochs=1", "clients=4", "cohort=2", "eval_masks=1"]
 TINY = [word for key in KEYS for word in ("-c", key)]
@@ -199,18 +199,8 @@ def test_a_cell_that_fails_leaves_the_others_alone(
 def test_interrupt_then_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = CohortExecutor.round
-    played = []
-
-    def stop_in_the_second_cell(self: CohortExecutor, state: Any) -> Any:
-        played.append(state.round)
-        if len(played) == 4:
-            raise KeyboardInterrupt
-        return original(self, state)
-
     words = ["sweep", "demo", *TINY, "--seeds", 2, "--out", tmp_path]
-    with monkeypatch.context() as patch:
-        patch.setattr(CohortExecutor, "round", stop_in_the_second_cell)
+    with interrupted_in_round(4, monkeypatch):  # that is in the second cell
         assert pmsfl(*words) == 130
     told = capsys.readouterr().err
     assert "1 of 2 cells are finished" in told

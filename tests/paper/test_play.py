@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.paper import rows
 from pmsfl.paper.logs import Logs
 from pmsfl.recipe import Recipe
 from pmsfl.rundir import RunDirectory
 from tests.paper.helpers import fake_log, pmsfl
+
+from ..conftest import interrupted_in_round
 
 TOY = ("rounds=2", "eval_every=1", "epochs=1", "clients=4", "cohort=2", "eval_masks=1", "width=4", "max_samples=20")
 
@@ -86,18 +86,8 @@ def test_borrowed_tables_train_only_when_asked(tmp_path: Path) -> None:
 def test_interrupted_cells_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = CohortExecutor.round
-    played = []
-
-    def stop_in_the_second_cell(self: CohortExecutor, state: Any) -> Any:
-        played.append(state.round)
-        if len(played) == 4:
-            raise KeyboardInterrupt
-        return original(self, state)
-
     words = ("--only", "demo/splitfed", "--seeds", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(CohortExecutor, "round", stop_in_the_second_cell)
+    with interrupted_in_round(4, monkeypatch):  # that is in the second cell
         assert play(tmp_path, *words) == 130
     assert "Go on with the same command" in capsys.readouterr().err
     assert methods(tmp_path) == ["demo-quick splitfed best 0"]

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -255,10 +256,7 @@ class Bottoms:
 
     def backward(self, gradient: Tensor) -> None:
         """Backpropagate dL/dq [K, B, ...] of the last forward pass and take one optimiser step."""
-        outcomes = self.outcomes(gradient)
-        if outcomes:
-            outputs, weights = zip(*outcomes, strict=True)
-            self.descend(torch.autograd.grad(outputs, self.leaves, weights, materialize_grads=True))
+        backward_together([(self, gradient)])
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -348,6 +346,19 @@ class Bottoms:
         """Of the coordinates each client still shared, the share that crossed 0.5; 0 where it shared none."""
         shared = ~self.personal
         return (disagree(before, after) & shared).sum(1) / shared.sum(1).clamp_min(1)
+
+
+def backward_together(work: Sequence[tuple[Bottoms, Tensor]]) -> None:
+    """`backward` of clients that went through shared blocks together: their graph is walked once."""
+    ends = [(bottoms, bottoms.outcomes(gradient)) for bottoms, gradient in work]
+    ends = [(bottoms, outcomes) for bottoms, outcomes in ends if outcomes]
+    if not ends:
+        return
+    outputs, weights = zip(*(pair for _, outcomes in ends for pair in outcomes), strict=True)
+    leaves = [leaf for bottoms, _ in ends for leaf in bottoms.leaves]
+    found = iter(torch.autograd.grad(outputs, leaves, weights, materialize_grads=True))
+    for bottoms, _ in ends:
+        bottoms.descend(list(islice(found, len(bottoms.leaves))))
 
 
 def _optimisers(rows: ClientRows) -> tuple[tuple[str, RowOptimiser], tuple[str, RowOptimiser]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pmsfl.engine.client import Bottoms, Finished
+from pmsfl.engine.client import Bottoms, Finished, backward_together
 from pmsfl.engine.compile import inductor
 from pmsfl.engine.metrics import RoundMetrics, collect
 from pmsfl.engine.plan import RoundPlan
@@ -20,7 +20,7 @@ from pmsfl.engine.record import Recorder
 from pmsfl.engine.rows import Clock
 from pmsfl.engine.server import Batches, Places, Server, Uploads
 from pmsfl.engine.state import Memory, State
-from pmsfl.engine.together import backward_together, forward_together
+from pmsfl.engine.together import forward_together
 from pmsfl.engine.transcribe import RoundTape, Transcriber
 from pmsfl.engine.world import World
 from pmsfl.wire.codecs import Codec
@@ -166,7 +166,7 @@ class CohortExecutor:
             for d, clients in groups.items():
                 for i in range(len(smashed[d])):
                     self.tape.step(clients.clients[i], smashed[d][i], labels[d][i], gradients[d][i])
-        backward_together(groups, gradients)
+        backward_together([(groups[d], gradient) for d, gradient in gradients.items()])
         server.clock.step += 1
 
     def _over_wire(self, t: Tensor, codec: Codec) -> Tensor:

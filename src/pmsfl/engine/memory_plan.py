@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pmsfl.engine.plan import cohort_size
 from pmsfl.engine.world import World
 from pmsfl.models.inspect import cut_cost
 from pmsfl.models.split import SplitModel
@@ -61,8 +60,7 @@ def plan_memory(world: World) -> MemoryPlan:
     """The plan of a run in this world."""
     w, r = world, world.recipe
     element = w.dtype.itemsize
-    holders = [c for c, size in enumerate(w.sizes) if size]
-    cohort = cohort_size(r, len(holders))
+    cohort = w.cohort
     deepest = max(w.depths)
     rows = (w.masked_size(deepest) * CLIENT_VECTORS + w.layout.plain_size * 4) * element
     top = w.layout.masked_size + w.layout.plain_size - w.masked_size(w.cut) - w.plain_size(w.cut)
@@ -97,7 +95,7 @@ def bank_bytes(world: World) -> int:
     holders = [c for c, size in enumerate(world.sizes) if size]
     each = {d: row_bytes(world, d) for d in set(world.depths)}
     whole = sum(each[world.depths[c]] for c in holders)
-    ever = min(len(holders), r.rounds * cohort_size(r, len(holders)))
+    ever = min(len(holders), r.rounds * world.cohort)
     return whole * ever // max(len(holders), 1)
 
 

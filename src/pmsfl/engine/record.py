@@ -93,11 +93,10 @@ class Recorder:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
         w = self.world
         # Not this round's: somebody may have failed in it.
-        cohort = w.cohort
         longest = max(local_steps(w.recipe, n) for n in w.sizes)
         rows = {}
         for d in self.bottoms:
-            most = min(cohort, w.depths.count(d)) + w.mixed
+            most = min(w.cohort, w.depths.count(d)) + w.mixed
             rows[d] = self.bottoms[d].empty_rows(most, longest)
         present = {d: torch.ones(r.ids.shape[0], dtype=w.dtype, device=w.device) for d, r in rows.items()}
         for p in present.values():

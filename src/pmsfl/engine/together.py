@@ -7,7 +7,6 @@ operations as the model has blocks, each on as many clients as hold it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -51,16 +50,3 @@ def _stacked(world: World, views: Mapping[int, Mapping[str, Tensor]], start: int
     """The parameters of blocks start+1..stop of all these clients, one depth after the other."""
     slots = [s for s in (*world.layout.masked, *world.layout.plain) if start <= s.block < stop]
     return {s.name: torch.cat([own[s.name] for own in views.values()]) for s in slots}
-
-
-def backward_together(groups: Mapping[int, Bottoms], gradients: Batches) -> None:
-    """Backpropagate dL/dq of the last forward pass, walking its graph once, and take one optimiser step."""
-    work = [(bottoms, bottoms.outcomes(gradients[d])) for d, bottoms in groups.items()]
-    work = [(bottoms, outcomes) for bottoms, outcomes in work if outcomes]
-    if not work:
-        return
-    outputs, weights = zip(*(pair for _, outcomes in work for pair in outcomes), strict=True)
-    leaves = [leaf for bottoms, _ in work for leaf in bottoms.leaves]
-    found = iter(torch.autograd.grad(outputs, leaves, weights, materialize_grads=True))
-    for bottoms, _ in work:
-        bottoms.descend(list(islice(found, len(bottoms.leaves))))

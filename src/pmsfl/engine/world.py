@@ -118,7 +118,7 @@ class World:
         check_forward(self.model, self.input_shape, self.federation.classes, f"model = {self.recipe.model!r}")
         if self.recipe.batch < 2 and any(isinstance(m, StaticBN) for m in self.model.modules()):
             raise PmsflError("batch = 1 leaves batch norm nothing to average; take at least 2, or norm = 'group'")
-        assert self.cohort > 0
+        cohort_size(self.recipe, sum(size > 0 for size in self.federation.sizes))  # it says what is wrong
 
     def _with_damping(self, recipe: Recipe) -> Recipe:
         """The recipe a method sees: a damping of 0 stands for K/N, which is known only with the data at hand."""

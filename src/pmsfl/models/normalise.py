@@ -115,14 +115,16 @@ class _Normalise(Function):
         level = factor * total / n - slope * mean
         common = wide * _settled(slope).reshape(along) + _settled(level).reshape(along)
         inner = g * _settled(factor).reshape(along) - (common if each is None else common * each)
-        return (
-            inner.to(x.dtype),
-            None if weight is None else product.to(weight.dtype),
-            total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
-            None,
-            None,
-            None,
-        )
+        return _by_inputs(ctx, x, weight, mean, inner, product, total)
+
+
+def _by_inputs(
+    ctx: Any, x: Tensor, weight: Tensor | None, mean: Tensor, inner: Tensor, product: Tensor, total: Tensor
+) -> tuple[Tensor | None, ...]:
+    """What a backward returns: derivatives by x, weight and bias in their own types, nothing for the other inputs."""
+    by_weight = None if weight is None else product.to(weight.dtype)
+    by_bias = total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None
+    return inner.to(x.dtype), by_weight, by_bias, None, None, None
 
 
 class _NormaliseWhole(Function):
@@ -158,14 +160,8 @@ class _NormaliseWhole(Function):
         each = _weights(x, rows)[0]
         factor = scale if weight is None else scale * weight
         inner = (g - (common if each is None else common * each)) * factor.reshape(along)
-        return (  # weight and bias get this process's share: the server adds up the shares of all its gradients at once
-            inner.to(x.dtype),
-            None if weight is None else product.to(weight.dtype),
-            total.to(mean.dtype if weight is None else weight.dtype) if ctx.has_bias else None,
-            None,
-            None,
-            None,
-        )
+        # weight and bias get this process's share: the server adds up the shares of all its gradients at once
+        return _by_inputs(ctx, x, weight, mean, inner, product, total)
 
 
 def _whole_moments(x: Tensor, rows: Tensor | None, eps: float, whole: WholeBatch) -> tuple[Tensor, Tensor, Tensor]:
