@@ -41,6 +41,7 @@ DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 MEASURED = Arg("A recipe; cifar100 on a GPU and demo on a CPU unless told. No data files are needed.", metavar="RECIPE")
 REPEATS = Arg("Timed blocks, the spread is over them.", metavar="N")
 RECORD = Arg("Write record.json and log there, too.", metavar="DIR")
+KEEP = Arg("Keep the messages there, to measure them on another machine, too.", metavar="FILE")
 ADMIN_KIT = Arg("The administrator's kit.", metavar="KIT")
 SENSOR = Arg("mmhar (mmWave radar) or sonichar (ultrasound).", metavar="SENSOR", choices=("mmhar", "sonichar"))
 PICTURE = Arg("Draw example maps, too.", metavar="FILE.png")
@@ -339,16 +340,18 @@ def prepare(
 
 def bench_wire(
     path: Annotated[
-        Path | None, Arg("A run's directory; without it the demo is trained for a few rounds.", metavar="RUN")
+        Path | None,
+        Arg("A run's directory, or a file of --keep; without it the demo is trained for a few rounds.", metavar="RUN"),
     ] = None,
     *,
     device: Annotated[str, DEVICE] = "auto",
     repeats: Annotated[int, REPEATS] = 5,
     record: Annotated[Path | None, RECORD] = None,
+    keep: Annotated[Path | None, KEEP] = None,
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Measure every codec on a run's own messages: bits per parameter, ratio to fp32, MB/s."""
-    benching.bench_wire(path, device, repeats, record, as_json)
+    benching.bench_wire(path, device, repeats, record, keep, as_json)
 
 
 BENCH: dict[str, Command] = {"step": bench_step, "round": bench_round, "scale": bench_scale, "wire": bench_wire}

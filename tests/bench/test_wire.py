@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import pmsfl
-from pmsfl.bench.wire import measure_indices, measure_masks, measure_wire, take_sample
+from pmsfl.bench.messages import take_sample
+from pmsfl.bench.wire import measure_indices, measure_masks, measure_wire
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
 
@@ -28,24 +30,24 @@ def test_masks_are_measured_against_their_cross_entropy() -> None:
     world = tiny_world(width=16)
     sample = take_sample(world, State.initial(world))
     found = measure_masks(sample, repeats=1)
-    theta, bits = sample.theta.double(), sample.done.values > 0.5
-    surprise = -torch.where(bits, theta, 1 - theta).log2()[sample.done.contributes]
+    theta, bits = sample.theta.double(), sample.bits
+    surprise = -torch.where(bits, theta, 1 - theta).log2()[sample.contributes]
     assert found["cross_entropy"] == pytest.approx(float(surprise.mean()))
     assert found["parameters"] == len(surprise)
     assert 1.0 < found["over_cross_entropy"] < 1.02
     assert found["bits_per_parameter"] < found["packed_bits_per_parameter"] == pytest.approx(1.0, rel=0.01)
     own = np.log2(np.stack([theta, 1 - theta])) * np.stack([theta, 1 - theta])
-    kept = np.stack([-own.sum(0)] * len(bits))[sample.done.contributes]
+    kept = np.stack([-own.sum(0)] * len(bits))[sample.contributes]
     assert found["entropy"] == pytest.approx(float(kept.mean()))
 
 
 def test_indices_are_measured_among_what_was_still_shared() -> None:
     world = tiny_world(width=16, personal_ratio=0.3, growth_steps=3)
-    found = measure_indices(take_sample(world, State.initial(world)).done, repeats=1)
+    found = measure_indices(take_sample(world, State.initial(world)), repeats=1)
     assert found["indices"] > 0
     assert found["entropy_per_index"] < found["bits_per_index"] < 8
     impersonal = tiny_world(personal_ratio=0.0)
-    assert measure_indices(take_sample(impersonal, State.initial(impersonal)).done, repeats=1) == {"indices": 0}
+    assert measure_indices(take_sample(impersonal, State.initial(impersonal)), repeats=1) == {"indices": 0}
 
 
 def test_a_runs_own_messages(run: Path, pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +77,7 @@ def test_a_runs_own_messages(run: Path, pmsfl: Pmsfl, tmp_path: Path, capsys: py
 def test_without_a_run_the_demo_is_trained_and_said_so(
     pmsfl: Pmsfl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pmsfl.bench.wire.ROUNDS", 1)
+    monkeypatch.setattr("pmsfl.bench.messages.ROUNDS", 1)
     monkeypatch.setattr("pmsfl.engine.world.federation_of", lambda recipe: tiny_federation(sizes=(20,) * 8))
     assert pmsfl("bench", "wire", "--repeats", 1) == 0
     text = capsys.readouterr()
@@ -93,3 +95,24 @@ def test_runs_without_masks_are_refused(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PmsflError, match="no run directory"):
         measure_wire(tmp_path)
+
+
+def test_messages_can_be_kept_and_measured_elsewhere(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "messages.safetensors"
+    there = measure_wire(run, "cpu", 1, keep=file)
+    here = measure_wire(file, "cpu", 1)
+    for part in ("mask", "indices", "theta", "tensors", "gradients"):
+        assert _without_speeds(here[part]) == _without_speeds(there[part])
+    assert {k: v for k, v in here.items() if not isinstance(v, dict)} == {
+        k: v for k, v in there.items() if not isinstance(v, dict)
+    }
+
+
+def test_a_file_of_something_else_is_refused(run: Path) -> None:
+    checkpoint = next((run / "checkpoints").glob("*.safetensors"))
+    with pytest.raises(PmsflError, match="holds no messages"):
+        measure_wire(checkpoint)
+
+
+def _without_speeds(found: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_speeds(v) if isinstance(v, dict) else v for k, v in found.items() if not k.startswith("mb_s")}

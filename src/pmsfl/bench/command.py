@@ -44,14 +44,16 @@ def bench_scale(setting: Setting, cohorts: str, record: Path | None, as_json: bo
     _hand_over(result, setting.device, words, show_scale, record, as_json)
 
 
-def bench_wire(run: Path | None, device: str, repeats: int, record: Path | None, as_json: bool) -> None:
+def bench_wire(
+    run: Path | None, device: str, repeats: int, record: Path | None, keep: Path | None, as_json: bool
+) -> None:
     """Every codec on a run's own messages."""
     if run is None:
         say("no RUN given: training the demo for a few rounds first", sys.stderr)
-    result = measure_wire(run, device, repeats)
-    words = ["bench", "wire", *([] if run is None else [str(run)]), "--device", result["device"]]
+    result = measure_wire(run, device, repeats, keep)
+    words = ["bench", "wire", *([] if run is None else [str(run)]), "--device", device]
     words += ["--repeats", str(repeats)]
-    _hand_over(result, pick_device(result["device"]), words, show_wire, record, as_json)
+    _hand_over(result, pick_device(device), words, show_wire, record, as_json)
 
 
 def _hand_over(

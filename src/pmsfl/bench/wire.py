@@ -1,7 +1,6 @@
 """`pmsfl bench wire`: how many bits each codec takes on a trained run's own messages, and how fast it is.
 
-One more round is played from the run's newest checkpoint; its uploads, its θ, and the smashed data and gradients of
-its last step are what is measured. MB/s count four bytes per parameter or value, whatever travels. Ratios to fp32
+MB/s count four bytes per parameter or value, whatever travels. Ratios to fp32
 include headers.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,110 +15,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pmsfl.engine.client import Finished
-from pmsfl.engine.cohort import CohortExecutor
-from pmsfl.engine.state import State
-from pmsfl.engine.world import CODECS, THETA_CODECS, World, pick_device
+from pmsfl.bench.messages import Sample, keep_messages, messages_of
+from pmsfl.engine.world import CODECS, THETA_CODECS
 from pmsfl.errors import PmsflError
 from pmsfl.masks.bernoulli import entropy_bits
-from pmsfl.recipe import Recipe
-from pmsfl.run import Run
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.coded_masks import cross_entropy_bits, decode_bits, encode_bits
-from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.masks import decode_indices, encode_indices, pack_bits, unpack_bits
 from pmsfl.wire.messages import header_bytes
 from pmsfl.wire.tensors import decode_tensor, encode_tensor
 from pmsfl.wire.units import decode_unit, encode_unit
 
-ROUNDS = 6  # of the demo, where no run is given: past the agreement, so that personal indices travel
 FP32_BYTES = 4
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What one round sends, from one depth."""
+def measure_wire(path: Path | None, device: str = "auto", repeats: int = 5, keep: Path | None = None) -> dict[str, Any]:
+    """Masks, θ, personal indices and tensors at the cut, each in every codec.
 
-    theta: Tensor  # [P] as the clients received it
-    done: Finished
-    smashed: Tensor  # [B, ...] of one client
-    gradient: Tensor  # [B, ...]
-
-
-class Tapped(CohortExecutor):
-    """Keeps what went over the cut in the last step, as it was before any codec."""
-
-    def step(self, play: Any, active: dict[int, int]) -> None:
-        self.seen: list[Tensor] = []
-        super().step(play, active)
-
-    def _over_wire(self, t: Tensor, codec: Codec) -> Tensor:
-        self.seen.append(t.detach())
-        return super()._over_wire(t, codec)
-
-
-def measure_wire(path: Path | None, device: str = "auto", repeats: int = 5) -> dict[str, Any]:
-    """Masks, θ, personal indices and tensors at the cut, each in every codec."""
+    path: a run, or a file of messages that were kept; without it the demo is trained. keep: write such a file first.
+    """
     if repeats < 1:
         raise PmsflError(f"repeats = {repeats}: take at least 1")
-    world, state, source = _trained_run(path, device) if path is not None else _trained_demo(device)
-    if world.method.uploads != "bits":
-        raise PmsflError(f"method = {world.recipe.method!r} uploads no mask bits: take a run of pm-sfl")
-    sample = take_sample(world, state)
-    r = world.recipe
-    return {
-        "bench": "wire",
-        "source": source,
-        "recipe": r.name,
-        "method": r.method,
-        "model": r.model,
-        "data": world.federation.name,
-        "device": world.device.type,
-        "round": state.round,
-        "repeats": repeats,
-        "clients": len(sample.done.values),
-        "parameters": len(sample.theta),
-        "mask": measure_masks(sample, repeats),
-        "indices": measure_indices(sample.done, repeats) | _in_the_run(path),
-        "theta": {name: _theta(sample.theta, codec, repeats) for name, codec in THETA_CODECS.items()},
-        "tensors": {name: _tensor(sample.smashed, codec, repeats) for name, codec in CODECS.items()},
-        "gradients": {name: _tensor(sample.gradient, codec, repeats) for name, codec in CODECS.items()},
-    }
-
-
-def _trained_run(path: Path, device: str) -> tuple[World, State, str]:
-    run = Run.open(path, device)
-    recipe = run.recipe.replace(capture="off")  # tensors are looked at on their way
-    run._world = World(recipe, pick_device(device))
-    return run.world, run.state(), str(path)
-
-
-def _trained_demo(device: str) -> tuple[World, State, str]:
-    world = World(Recipe.load("demo", rounds=ROUNDS + 1, capture="off", agreement=0.0), pick_device(device))
-    executor, state = CohortExecutor(world, Ledger()), State.initial(world)
-    for _ in range(ROUNDS):
-        state, _ = executor.round(state)
-    return world, state, f"the demo after {ROUNDS} rounds, trained for this; give a RUN for a longer one"
-
-
-def take_sample(world: World, state: State) -> Sample:
-    """Play the round after a state, and keep what its clients of the deepest cut send."""
-    executor = Tapped(world, Ledger())
-    play = executor.begin(state)
-    for active in play.plan.active:
-        executor.step(play, active)
-    depth = max(play.groups)
-    done = play.groups[depth].finish()
-    return Sample(play.starts[depth].shared, done, executor.seen[0][0], executor.seen[-1][0])
+    sample, about = messages_of(path, device)
+    if keep is not None:
+        keep_messages(keep, sample, about)
+    in_run = about.pop("indices_in_run")
+    return (
+        {"bench": "wire"}
+        | about
+        | {"repeats": repeats, "clients": len(sample.bits), "parameters": len(sample.theta)}
+        | {
+            "mask": measure_masks(sample, repeats),
+            "indices": measure_indices(sample, repeats) | in_run,
+            "theta": {name: _theta(sample.theta, codec, repeats) for name, codec in THETA_CODECS.items()},
+            "tensors": {name: _tensor(sample.smashed, codec, repeats) for name, codec in CODECS.items()},
+            "gradients": {name: _tensor(sample.gradient, codec, repeats) for name, codec in CODECS.items()},
+        }
+    )
 
 
 def measure_masks(sample: Sample, repeats: int) -> dict[str, Any]:
     """Coded and packed bits of all clients, beside what θ says about them. Headers, 36 bytes a client, stand apart:
     they are all that matters for a tiny model and nothing for a large one. The ratio has them in."""
-    done, theta = sample.done, sample.theta.cpu()
-    shared = [row.cpu() for row in done.contributes]
-    known = [theta[s] for s in shared]
-    bits = [values.cpu()[s] > 0.5 for values, s in zip(done.values, shared, strict=True)]
+    known = [sample.theta[shared] for shared in sample.contributes]
+    bits = [row[shared] for row, shared in zip(sample.bits, sample.contributes, strict=True)]
     count = sum(len(b) for b in bits)
     if not count:
         raise PmsflError("every coordinate of these clients is personal: no mask bits are left to send")
@@ -147,17 +85,17 @@ def measure_masks(sample: Sample, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_indices(done: Finished, repeats: int) -> dict[str, Any]:
+def measure_indices(sample: Sample, repeats: int) -> dict[str, Any]:
     """New personal coordinates of all clients in this round; only their number where there are none."""
     pairs = []
-    for fresh, contributes in zip(done.fresh.cpu(), done.contributes.cpu(), strict=True):
+    for fresh, contributes in zip(sample.fresh, sample.contributes, strict=True):
         space = fresh | contributes
         pairs.append((fresh[space].nonzero().squeeze(1), int(space.sum())))
     number, space_size = sum(len(i) for i, _ in pairs), sum(n for _, n in pairs)
     if not number:
         return {"indices": 0}
     payloads = [encode_indices(i, n) for i, n in pairs]
-    mask_bytes = sum(header_bytes(1) + (int(c.sum()) + 7) // 8 for c in done.contributes)
+    mask_bytes = sum(header_bytes(1) + (int(c.sum()) + 7) // 8 for c in sample.contributes)
     size = sum(header_bytes(1) + len(p) for p in payloads)
     entropy = sum(n * float(entropy_bits(torch.tensor(len(i) / max(n, 1), dtype=torch.float64))) for i, n in pairs)
     return {
@@ -172,20 +110,8 @@ def measure_indices(done: Finished, repeats: int) -> dict[str, Any]:
     }
 
 
-def _in_the_run(path: Path | None) -> dict[str, float]:
-    """What personal indices took of the mask's bytes over all rounds of a run, and in its last quarter."""
-    lines = [] if path is None else Run.open(path).metrics
-    parts = {"of_mask_in_run": lines, "of_mask_in_last_quarter": lines[-(len(lines) // 4) :]}
-    out = {}
-    for name, part in parts.items():
-        masks = sum(line["bytes"].get("mask.up", 0) for line in part)
-        if masks:
-            out[name] = sum(line["bytes"].get("personal.up", 0) for line in part) / masks
-    return out
-
-
 def _theta(theta: Tensor, codec: Codec, repeats: int) -> dict[str, float]:
-    theta, n = theta.cpu(), len(theta)
+    n = len(theta)
     payload = encode_unit(theta, codec)
     received = decode_unit(payload, n, codec, theta.dtype)
     size = header_bytes(1) + len(payload)
@@ -199,7 +125,7 @@ def _theta(theta: Tensor, codec: Codec, repeats: int) -> dict[str, float]:
 
 
 def _tensor(tensor: Tensor, codec: Codec, repeats: int) -> dict[str, float]:
-    t, shape = tensor.cpu().float(), tuple(tensor.shape)
+    t, shape = tensor.float(), tuple(tensor.shape)
     payload = encode_tensor(t, codec)
     received = decode_tensor(payload, shape, codec, torch.float32)
     size = header_bytes(len(shape)) + len(payload)
