@@ -12,14 +12,14 @@ from torch import Tensor
 
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
-from pmsfl.privacy.attacks import ATTACKS, Budget, chosen_attacks
+from pmsfl.privacy.attacks import ATTACKS, Attack, Budget, chosen_attacks
 from pmsfl.privacy.attacks.analytic import Dense, dense_chain, recover
 from pmsfl.privacy.attacks.decoder import Decoder
 from pmsfl.privacy.cases import Case
 from pmsfl.privacy.metrics import ssim
 from pmsfl.privacy.same_view import same_view
-from pmsfl.privacy.suite import Verdict, run_suite
-from pmsfl.privacy.threat import Transcript
+from pmsfl.privacy.suite import Verdict, meaning, run_suite
+from pmsfl.privacy.threat import ThreatModel, Transcript
 from tests.privacy.helpers import SIDE, image_federation, image_world
 
 DENSE: dict[str, Any] = {"model": "tests.privacy.dense:chain", "batch": 1, "norm": "group"}
@@ -49,6 +49,20 @@ def masked() -> Case:
 def test_a_clip_alone_stops_no_inversion() -> None:
     verdict = attacked(case_of(method="dense-frozen", cut_clip=0.1), "inversion")
     assert score(verdict, "inversion") > 0.9
+
+
+def test_an_attack_that_breaks_off_costs_only_itself(masked: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Attack, view: Transcript, threat: ThreatModel) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
+
+    monkeypatch.setattr(ATTACKS["over-masks"], "run", broken)
+    lines: list[str] = []
+    verdict = run_suite(masked, chosen_attacks("over-masks,guessed-mask"), Budget(steps=2), lines.append)
+    assert verdict.failed == ["over-masks"]
+    assert verdict.best is not None
+    assert verdict.best.name == "guessed-mask"
+    assert "over-masks: it failed: CUDA out of memory. Tried to allocate" in lines
+    assert meaning(verdict).endswith("The figures lack what broke off: over-masks.")
 
 
 def test_layer_by_layer_counts_a_narrow_layer_among_the_dense_ones() -> None:

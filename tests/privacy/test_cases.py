@@ -16,11 +16,13 @@ from pmsfl.engine.state import State
 from pmsfl.engine.transcribe import Transcriber
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream, uniform
 from pmsfl.methods import METHODS
 from pmsfl.privacy.cases import LINKED, Case, check_attackable
 from pmsfl.privacy.metrics import MetricError
 from pmsfl.privacy.recorded import as_recorded, read_recording, recordings
-from pmsfl.privacy.same_view import same_view
+from pmsfl.privacy.same_view import one_step, same_view
+from pmsfl.privacy.surface import client_surface
 from pmsfl.tensorfile import write_tensors
 from pmsfl.wire.ledger import Ledger
 from tests.conftest import distinct, play, tiny_federation, tiny_world
@@ -130,6 +132,47 @@ def test_one_sgd_step_shows_its_gradient() -> None:
     (expected,) = torch.autograd.grad(surface.bottom_of(case.truth, leaf), leaf, case.view.gradient[0])
     shown = (update.before - update.after) / step.lr - step.weight_decay * update.before
     assert torch.allclose(shown, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "splitfed", "guard": 0.5, "guard_width": 4},
+        {"method": "splitfed", "no_peek": 0.7},
+        {"method": "splitfed-pm", "guard": 0.5, "guard_width": 4, "no_peek": 0.7, "cut_channels": 3},
+        {"method": "pm-sfl", "guard": 0.5, "guard_width": 4, "personal_ratio": 0.3, "agreement": 0.0},
+        {"method": "splitfed-pm", "norm": "group", "norms": "frozen", "score_gradient_noise": 1.0},
+        {"method": "depthfl"},
+    ],
+    ids=["guard", "no-peek", "theta", "bits", "noised", "exits"],
+)
+def test_the_upload_of_one_step_is_the_engines(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """One client with one mini-batch: its round is that step, and the recording holds what it uploaded."""
+    settings: dict[str, Any] = {"dtype": "float64", "batch": 20, "epochs": 1, "cohort": 1, "rounds": 2} | changes
+    world = image_world(image_federation(clients=1), record=True, record_rounds="all", **settings)
+    executor, state = CohortExecutor(world, Ledger()), State.initial(world)
+    executor.transcriber = Transcriber(world, tmp_path)
+    state, _ = executor.round(state)
+    _ = executor.round(state)
+    told = read_recording(recordings(tmp_path)[-1])
+    (rows,) = world.batch_rows(0, told.round, told.steps)
+    real = client_surface(world, state, 0)
+    weights = real.weights
+    if real.theta is not None:
+        key = world.keys.client(Stream.FORWARD, torch.tensor([0]), told.round, 0)
+        weights = weights * (uniform(key, len(weights), world.dtype)[0] < real.theta)
+    update = one_step(world, state, 0, rows, weights, told.tensors["gradient"][0])
+    assert torch.equal(update.contributes, told.tensors["upload.contributes"])
+    assert torch.allclose(update.after, told.tensors["upload.values"].to(world.dtype), rtol=0.0, atol=1e-12)
+    if real.theta is None:  # the same images in another order, and the gradient that the server's top gives for them
+        case = same_view(world, state, 20)
+        assert torch.allclose(case.view.updates[0].after, update.after, rtol=0.0, atol=1e-9)
+
+
+def test_a_mini_batch_smaller_than_the_recipes_is_noised_sample_by_sample() -> None:
+    world = image_world(norm="group", norms="frozen", score_gradient_noise=1.0, score_gradient_clip=1.0)
+    (update,) = same_view(world, State.initial(world), 4).view.updates
+    assert bool(update.after.any())
 
 
 def test_the_public_has_no_victim() -> None:

@@ -162,7 +162,7 @@ class Bottoms:
         """What the blocks run on: views of the clients' weights, inputs [K, B, ...], keys for dropout [K]."""
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
-        x = w.inputs(self._batch, self._keys(Stream.AUGMENT))
+        x = self.inputs()
         trained = self._each_sample(rows.trained.detach()) if w.noises_gradients else rows.trained.detach()
         self._masked = trained.requires_grad_(w.method.trains != "nothing")
         self._plain = rows.plain.detach().requires_grad_(self.view.trains)
@@ -175,6 +175,10 @@ class Bottoms:
             x = x.flatten(0, 1).unsqueeze(1)
         self._views, self._x = w.layout.bottom(effective, plain, self.depth), x
         return self._views, x, dropout
+
+    def inputs(self) -> Tensor:
+        """The step's samples [K, B, ...] as the model takes them, augmented."""
+        return self.world.inputs(self._batch, self._keys(Stream.AUGMENT))
 
     def arrive(self, out: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """What `forward` returns, from the last block's output [K, B, ...] and the exits' logits [K, d, B, classes]."""
@@ -216,12 +220,13 @@ class Bottoms:
 
     def _each_sample(self, rows: Tensor) -> Tensor:
         """[K, m] -> [K·B, m]."""
-        return rows.repeat_interleave(self.world.recipe.batch, 0)
+        return rows.repeat_interleave(self.rows.batches.shape[2], 0)
 
     def _private(self, gradients: Tensor) -> Tensor:
         """The noised mean [K, P] of the samples' clipped gradients [K·B, P] (what comes down has the 1/B in it)."""
         r, keys = self.world.recipe, fold(self._keys(Stream.NOISE), 2)  # 0 and 1 are the smashed data's
-        own = (gradients * r.batch).reshape(-1, r.batch, gradients.shape[1])
+        batch = self.rows.batches.shape[2]
+        own = (gradients * batch).reshape(-1, batch, gradients.shape[1])
         return noised_mean(own, r.score_gradient_clip, r.score_gradient_noise, keys)
 
     def answer(self, features: Tensor, places: list[int] | None) -> tuple[Tensor, Tensor]:

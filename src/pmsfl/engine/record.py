@@ -112,7 +112,7 @@ class Recorder:
             part = self._part(signature)
             play = self._player(part)
             if self._is_rare(signature):
-                with self._fastest_kernels():
+                with fastest_kernels():
                     play()
                 return
             if len(self.replays) >= MOST_GRAPHS:
@@ -190,7 +190,7 @@ class Recorder:
         began = time.perf_counter()
         before = [t.clone() for t in tensors(part)]
         try:
-            with self._fastest_kernels():
+            with fastest_kernels():
                 graph, _ = capture(play, self.pool)
         except RuntimeError as error:
             self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
@@ -203,13 +203,13 @@ class Recorder:
         self.counts.seconds_capturing += time.perf_counter() - began
         return graph.replay
 
-    @staticmethod
-    def _fastest_kernels() -> AbstractContextManager[None]:
-        """A step runs thousands of times: let cuDNN try which of its kernels is fastest."""
-        flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
-            enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True
-        )
-        return flags
+
+def fastest_kernels() -> AbstractContextManager[None]:
+    """For what runs thousands of times in the same shapes: let cuDNN try which of its kernels is fastest."""
+    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
+        enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True
+    )
+    return flags
 
 
 def _copy(to: object, source: object) -> None:

@@ -84,6 +84,8 @@ def attack_run(
     began, opened = time.perf_counter(), Run.open(run, device)
     case = same_view(opened.world, opened.state(), plan.images)
     verdict = run_suite(case, chosen_attacks(plan.attacks), plan.budget, tell)
+    if verdict.failed:
+        raise PmsflError(f"{', '.join(verdict.failed)} broke off (see above): a maximum without them is none")
     result = {
         "plan": plan.as_dict(),
         "date": datetime.now(UTC).date().isoformat(),

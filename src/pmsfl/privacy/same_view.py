@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
+from pmsfl.engine.client import Bottoms
 from pmsfl.engine.evaluate import Evaluator
-from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
-from pmsfl.masks.random import Stream
 from pmsfl.privacy.cases import LINKED, Case, check_attackable, local_step, pixels, public_images, without_mask
 from pmsfl.privacy.surface import client_surface, known_surface, received
 from pmsfl.privacy.threat import ThreatModel, Transcript, Update
@@ -36,7 +35,7 @@ def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
     gradient, updates = None, tuple[Update, ...]()
     if labels is not None:
         gradient = torch.stack([_sent_back(world, state, client, q, y) for q, y in zip(looks[0], labels, strict=True)])
-        updates = tuple(_one_step(world, state, client, x, g) for x, g in zip(truth, gradient, strict=True))
+        updates = tuple(one_step(world, state, client, *seen) for seen in zip(rows, weights, gradient, strict=True))
     view = Transcript(
         f"same view of client {client} after {state.round} rounds: chosen images, none augmented",
         torch.stack(looks, 2),
@@ -82,26 +81,29 @@ def _sent_back(world: World, state: State, client: int, smashed: Tensor, labels:
     return gradient if w.gradient_codec == w.codec else round_trip(gradient, w.gradient_codec)
 
 
-def _one_step(world: World, state: State, client: int, x: Tensor, gradient: Tensor) -> Update:
-    """The upload of a client whose whole round was one step on images x [B, C, H, W], as the engine takes it."""
-    w, depth, memory = world, world.depths[client], state.bank.get(client)
-    shared = received(w, state, depth)
-    start, contributes = w.method.start(shared).unsqueeze(0), ~w.kept_from_start(depth)
-    if memory is not None:
-        start[0, memory.indices] = memory.values
-        contributes[memory.indices] = False
-    generator = torch.Generator(w.device).manual_seed(client)
-    drawn = torch.rand(2, *start.shape, generator=generator, device=w.device, dtype=w.dtype)
-    trained, step = start.clone(), local_step(w, state.round)
-    if w.method.trains != "nothing":
-        leaf = start.clone().requires_grad_()
-        effective = w.method.effective(leaf, w.frozen[: len(shared)], drawn[0])
-        out = client_surface(w, state, client).bottom_of(x, effective[0])
-        (slope,) = torch.autograd.grad(out, leaf, gradient)
-        RowOptimiser.fresh(step.optimiser, trained, weight_decay=step.weight_decay).step(trained, slope, step.lr)
-        w.method.project(trained)
-    keys = w.keys.client(Stream.NOISE, torch.tensor([client], device=w.device), state.round, -1)
-    after = w.method.upload(w.method.protect_update(start, trained, contributes.unsqueeze(0), keys), drawn[1])[0]
-    uploads = w.method.uploads
+class _Unaugmented(Bottoms):
+    """A client whose images are taken as they are."""
+
+    def inputs(self) -> Tensor:
+        return self.world.inputs(self._batch)
+
+
+def one_step(world: World, state: State, client: int, rows: Tensor, weights: Tensor, gradient: Tensor) -> Update:
+    """The upload of a client whose whole round is one step of the engine's on rows [B].
+
+    weights: [P], mask included, that the forward pass ran with; gradient: dL/dq [B, ...] as the client received it.
+    """
+    w, depth = world, world.depths[client]
+    shared, plain = received(w, state, depth), state.plain[w.plain_view(depth).sent]
+    clock = w.clock(min(state.round, w.recipe.rounds - 1))
+    client_of = (w, clock, state.round, [client], depth, [1], shared, plain, state.bank, w.why_looped is None)
+    bottoms = _Unaugmented(*client_of)
+    bottoms.rows.batches = rows.reshape(1, 1, -1)
+    if w.method.samples_masks:  # what stands for uniforms gives the same mask again, as with one mask per round
+        bottoms.rows.round_draw = (weights == 0).to(w.dtype).unsqueeze(0)
+    bottoms.forward()
+    bottoms.backward(gradient.unsqueeze(0))
+    done, uploads = bottoms.finish(), w.method.uploads
+    after, contributes = done.values[0], done.contributes[0]
     kind = "weights" if uploads == "nothing" else uploads
     return Update(kind, shared, torch.where(contributes, after, 0.0), contributes, 1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pmsfl.engine.record import fastest_kernels
 from pmsfl.privacy.attacks.base import Attack, Budget
 from pmsfl.privacy.cases import Case
 from pmsfl.privacy.metrics import matched, psnr, ssim
@@ -30,6 +32,7 @@ class Outcome:
     psnr: float = 0.0
     seconds: float = 0.0
     images: Tensor | None = None
+    failed: bool = False  # tried, but the machine gave up: the maximum lacks it
 
     @property
     def score(self) -> float:
@@ -63,6 +66,12 @@ class Verdict:
     def tried(self) -> list[Outcome]:
         """Those that could be tried."""
         return [o for o in self.attacks if o.why_not is None]
+
+    @property
+    def failed(self) -> list[str]:
+        """Those that broke off."""
+        plain = [f"{o.name} without mask" for o in self.unmasked if o.failed]
+        return [o.name for o in self.attacks if o.failed] + plain
 
     @property
     def floor(self) -> float:
@@ -107,9 +116,16 @@ def _tried(
         return outcome
     tell(attack.about)
     began = time.perf_counter()
-    images = attack.run(view, threat)
-    if images.is_cuda:
-        torch.cuda.synchronize()
+    on_gpu = threat.device.type == "cuda"
+    try:
+        with fastest_kernels() if on_gpu else nullcontext():
+            images = attack.run(view, threat)
+        if on_gpu:
+            torch.cuda.synchronize()
+    except RuntimeError as error:  # out of memory, say: what the others reached must not be lost with it
+        why = f"it failed: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}"
+        tell(f"{attack.name}: {why}")
+        return replace(outcome, why_not=why, failed=True)
     return judged(replace(outcome, seconds=time.perf_counter() - began), images, truth, threat)
 
 
@@ -128,6 +144,11 @@ def judged(outcome: Outcome, images: Tensor, truth: Tensor, threat: ThreatModel)
 
 def meaning(verdict: Verdict) -> str:
     """What the figures say, in plain words."""
+    missing = f" The figures lack what broke off: {', '.join(verdict.failed)}." if verdict.failed else ""
+    return _meaning(verdict) + missing
+
+
+def _meaning(verdict: Verdict) -> str:
     best, floor, reference = verdict.best, verdict.floor, verdict.reference
     if best is None:
         return "No attack could be tried, so nothing is known."

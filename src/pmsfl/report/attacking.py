@@ -71,6 +71,7 @@ def figures(verdict: Verdict) -> dict[str, Any]:
         "attacks": {o.name: {"role": o.role, **o.as_dict()} for o in verdict.tried},
         "unmasked_attacks": {o.name: o.as_dict() for o in verdict.unmasked if o.why_not is None},
         "not_applicable": {o.name: o.why_not for o in verdict.attacks if o.why_not is not None},
+        "failed": verdict.failed,
         "meaning": meaning(verdict),
     }
 
