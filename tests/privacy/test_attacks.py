@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
-from pmsfl.privacy.attacks import ATTACKS, Attack, Budget, chosen_attacks
+from pmsfl.privacy.attacks import ATTACKS, Attack, Budget, chosen_attacks, decoder
 from pmsfl.privacy.attacks.analytic import Dense, dense_chain, recover
 from pmsfl.privacy.attacks.decoder import Decoder
 from pmsfl.privacy.cases import Case
@@ -20,7 +20,7 @@ from pmsfl.privacy.metrics import ssim
 from pmsfl.privacy.same_view import same_view
 from pmsfl.privacy.suite import Verdict, meaning, run_suite
 from pmsfl.privacy.threat import ThreatModel, Transcript
-from tests.privacy.helpers import SIDE, image_federation, image_world
+from tests.privacy.helpers import SIDE, blobs, image_federation, image_world
 
 DENSE: dict[str, Any] = {"model": "tests.privacy.dense:chain", "batch": 1, "norm": "group"}
 TOY = Budget(steps=60, decoder_steps=40, decoder_batch=32, decoder_width=16, decoder_blocks=1)
@@ -118,6 +118,28 @@ def test_a_decoder_brings_any_smashed_data_to_the_size_of_an_image() -> None:
     for smashed in ((8, 3, 3), (5, 7, 7), (40,), (6, 9)):
         out = Decoder(smashed, (3, 14, 13), 32, 1)(torch.zeros(2, *smashed))
         assert out.shape == (2, 3, 14, 13)
+
+
+def test_a_decoder_finds_what_few_numbers_say_about_pixels_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels in a shuffled order: convolutions alone cannot put them back."""
+    order = torch.randperm(SIDE * SIDE, generator=torch.Generator().manual_seed(0))
+    x = torch.from_numpy(blobs(256))
+    q = x.flatten(2)[:, :, order].reshape(x.shape)
+
+    def reached() -> float:
+        torch.manual_seed(0)
+        model = Decoder((1, SIDE, SIDE), (1, SIDE, SIDE), 8, 1)
+        optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(40):
+            optimiser.zero_grad()
+            torch.autograd.backward(1.0 - ssim(model(q[:192] - 0.5), x[:192]).mean())
+            optimiser.step()
+        with torch.no_grad():
+            return float(ssim(model(q[192:] - 0.5), x[192:]).mean())
+
+    whole = reached()
+    monkeypatch.setattr(decoder, "FEW", 0)
+    assert whole > reached() + 0.3
 
 
 # --- uploads

@@ -142,7 +142,7 @@ def test_one_sgd_step_shows_its_gradient() -> None:
         {"method": "splitfed-pm", "guard": 0.5, "guard_width": 4, "no_peek": 0.7, "cut_channels": 3},
         {"method": "pm-sfl", "guard": 0.5, "guard_width": 4, "personal_ratio": 0.3, "agreement": 0.0},
         {"method": "splitfed-pm", "norm": "group", "norms": "frozen", "score_gradient_noise": 1.0},
-        {"method": "depthfl"},
+        {"method": "depthfl", "train": "weights"},
     ],
     ids=["guard", "no-peek", "theta", "bits", "noised", "exits"],
 )

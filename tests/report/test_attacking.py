@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from pmsfl import commands
+from pmsfl.cli import ABOUT, COMMANDS
 from pmsfl.privacy.attacks import BUDGETS, Budget
 from pmsfl.privacy.picture import GAP, ZOOM, grid, write_png
 from pmsfl.privacy.suite import Outcome, Verdict, meaning
@@ -88,6 +90,53 @@ def test_a_png_holds_what_was_drawn(tmp_path: Path) -> None:
     at = data.index(b"tEXt")
     (size,) = struct.unpack(">I", data[at - 4 : at])
     assert struct.unpack(">I", data[at + 4 + size : at + 8 + size])[0] == zlib.crc32(data[at : at + 4 + size])
+
+
+# --- the two cases that guard the suite, on the command's whole way: trained, kept, opened, attacked, printed
+
+ENOUGH = Budget(steps=60, decoder_steps=40, decoder_batch=32, decoder_width=16, decoder_blocks=1)
+
+
+@pytest.mark.parametrize(
+    ("crosses", "changes"),
+    [
+        ("images", {"norm": "batch"}),
+        ("noise", {"norm": "group", "norms": "frozen", "dp_smashed": "gaussian", "dp_epsilon_smashed": 1e-4}),
+    ],
+)
+def test_the_command_sees_the_images_where_they_cross_and_nothing_where_noise_does(
+    tmp_path: Path,
+    crosses: str,
+    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One convolution without a mask and with nothing uploaded: only the smashed data can tell."""
+    monkeypatch.setitem(BUDGETS, "quick", ENOUGH)
+    np.savez(tmp_path / "blobs.npz", x=blobs(96), y=np.arange(96) % 3, owner=np.arange(96) % 4)
+    settings: dict[str, Any] = {
+        "method": "dense-frozen",
+        "data": "npz",
+        "data_path": str(tmp_path / "blobs.npz"),
+        "width": 16,
+        "depths": "1",
+        **changes,
+    }
+    train("demo", rounds=1, batch=8, epochs=1, cohort=2, eval_masks=1, out=tmp_path / "run", **settings)
+    capsys.readouterr()
+    assert commands.main(COMMANDS, ["attack", str(tmp_path / "run"), "--images", "8", "--json"], ABOUT) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    tried = {name for name, a in result["attacks"].items() if a["role"] == "attack"}
+    assert tried >= {"inversion", "decoder"}
+    assert result["failed"] == []
+    assert result["floor"] < 0.3
+    if crosses == "images":
+        assert result["attacks"]["inversion"]["score"] > 0.9
+        assert result["attacks"]["decoder"]["score"] > 0.6
+        assert "no random mask to hide them" in result["meaning"]
+    else:
+        assert "decoder-32" in tried  # noise is worth averaging
+        assert result["max"] < result["floor"] + 0.1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ from pmsfl.privacy.threat import ThreatModel, Transcript
 
 PEAK_LR = 1e-3
 MOST_AT_ONCE = 4096  # images in one forward pass of the clients' bottoms
+# Numbers per image up to which every pixel also has a linear view of all of them. Measured at width 64 on 4800 CIFAR
+# images and narrow cuts at four bits, 16 observations, at equal CPU time: SSIM 0.657 instead of 0.642 (8×8×8, 30 s) and
+# 0.438 instead of 0.424 (8×4×4, 40 s).
+FEW = 4096
 
 
 class Residual(nn.Module):
@@ -34,7 +38,10 @@ class Residual(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Residual blocks at the resolution of the cut, then 2× steps up to the image's; [B, *smashed] → [B, C, H, W]."""
+    """Residual blocks at the resolution of the cut, then 2× steps up to the image's; [B, *smashed] → [B, C, H, W].
+
+    Where few numbers cross, a linear map from all of them to all pixels is added.
+    """
 
     def __init__(self, smashed: tuple[int, ...], image: tuple[int, ...], width: int, blocks: int) -> None:
         super().__init__()
@@ -56,18 +63,24 @@ class Decoder(nn.Module):
         self.leave = nn.Sequential(
             nn.GroupNorm(math.gcd(width, 32), width), nn.SiLU(), nn.Conv2d(width, image[0], 3, 1, 1)
         )
+        numbers = math.prod(smashed)
+        self.linear = nn.Linear(numbers, math.prod(image)) if self.spatial and numbers <= FEW else None
+        if self.linear is not None:  # the network learns beside it from the start
+            nn.init.zeros_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
 
     def forward(self, q: Tensor) -> Tensor:
-        if not self.spatial:
-            q = self.enter(q.flatten(1)).reshape(len(q), -1, *self.small)
-        else:
-            q = self.enter(q)
-        x = self.body(q)
+        flat = q.flatten(1)
+        x = self.enter(q) if self.spatial else self.enter(flat).reshape(len(q), -1, *self.small)
+        x = self.body(x)
         for step in self.up:
             x = step(x)
         if x.shape[-2:] != self.image[1:]:
             x = F.interpolate(x, self.image[1:], mode="bilinear", align_corners=False)
-        return torch.sigmoid(self.leave(x).float())
+        out = self.leave(x)
+        if self.linear is not None:
+            out = out + self.linear(flat).reshape(out.shape)
+        return torch.sigmoid(out.float())
 
 
 class Trainer:
