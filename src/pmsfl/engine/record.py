@@ -32,8 +32,8 @@ UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
 Replay = Callable[[], object]
 TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs time before the first step
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
-# A capture costs what forty launches of a compiled step do, and a launch takes little longer than a replay.
-PLAYS_BEFORE_CAPTURE = 32
+# With mixed depths a launch takes five replays' time and a capture two launches': what comes once is launched.
+PLAYS_BEFORE_CAPTURE = 1
 
 
 @dataclass
