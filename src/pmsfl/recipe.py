@@ -164,6 +164,13 @@ class Recipe:
         "round",
         choices=("constant", "sqrt", "linear"),
     )
+    server_step: float = knob(
+        1.0,
+        "what of a round's change the server's half keeps: less, and it leans less towards the round's clients",
+        "round",
+        low=0.01,
+        high=1.0,
+    )
     weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
     train: str = knob("masks", "what lg-fedavg and depthfl train", "round", choices=("masks", "weights"))
     labels: str = knob(
@@ -199,6 +206,12 @@ class Recipe:
         "how uploads are merged, for every method alike",
         "masks",
         choices=("sampled", "damped", "beta"),
+    )
+    upload_draw: str = knob(
+        "independent",
+        "chance in uploaded masks: each client's own, or spread evenly over the cohort: a mean with less noise",
+        "masks",
+        choices=("independent", "even"),
     )
     damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean; 0: K/N", "masks", low=0.0, high=1.0)
     beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)

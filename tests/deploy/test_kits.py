@@ -91,7 +91,11 @@ def test_a_sites_configuration_is_its_owners(tmp_path: Path) -> None:
 
 
 def test_what_a_deployment_cannot_do_is_refused_at_the_start() -> None:
-    for changes, match in (({"labels": "u-shape"}, "not deployed yet"), ({"pretrained": "x"}, "file of one host")):
+    for changes, match in (
+        ({"upload_draw": "even"}, "the server lacks"),
+        ({"labels": "u-shape"}, "not deployed yet"),
+        ({"pretrained": "x"}, "file of one host"),
+    ):
         with pytest.raises(PmsflError, match=match):
             check_deployable(recipe(**changes))
     assert run_name(recipe(), None) == "tiny-pm-sfl-s0"

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmsfl.engine.plan import Keys, assign_depths, batch_positions, plan_round
+from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, plan_round
 from pmsfl.errors import PmsflError
-from pmsfl.masks.random import Stream, root
+from pmsfl.masks.random import Stream, root, turned, uniform
 from pmsfl.recipe import Recipe
 
 KEYS = Keys.of_seed(0)
@@ -170,3 +170,26 @@ def test_failed_clients_stay_away_late_ones_stop_half_way_and_somebody_is_always
 def test_when_everything_fails_one_client_still_answers() -> None:
     plan = plan_round(Recipe(cohort=5, failures=1.0), KEYS, 0, [8] * 9, (1,) * 9)
     assert (len(plan.clients), len(plan.failed), plan.on_time) == (1, 4, (True,))
+
+
+# --- chance that is spread evenly over a cohort
+
+
+def test_even_turns_leave_each_mask_as_random_and_their_mean_with_less_noise() -> None:
+    theta = torch.linspace(0.02, 0.98, 20_000)
+    plan = RoundPlan(1, (5, 3, 9, 1), (2, 2, 2, 2), (1, 1, 1, 1))
+    turns = torch.tensor([plan.even_turns[c] for c in plan.clients])
+    bits = (turned(uniform(root(0, Stream.UPLOAD), len(theta)), turns) < theta).double()
+    assert turns.sort().values.tolist() == [0.0, 0.25, 0.5, 0.75]
+    for own in bits:
+        assert float(own.mean()) == pytest.approx(0.5, abs=0.01)
+    count = bits.sum(0)  # four θ are at least the whole turns that are sure, at most one more
+    assert bool(((count >= (4 * theta).floor()) & (count <= (4 * theta).ceil())).all())
+    assert float((count / 4 - theta).square().mean()) < 0.3 * float((theta * (1 - theta) / 4).mean())
+
+
+def test_the_deepest_clients_are_spread_among_themselves() -> None:
+    plan = RoundPlan(1, (0, 1, 2, 3, 4, 5), (1, 4, 2, 4, 1, 4), (1,) * 6)
+    deepest = sorted(plan.even_turns[c] for c in (1, 3, 5))
+    gaps = [b - a for a, b in zip(deepest, [*deepest[1:], deepest[0] + 1.0], strict=True)]
+    assert min(gaps) > 0.2

@@ -392,3 +392,18 @@ def test_a_batch_of_one_needs_a_norm_that_does_not_average_over_it() -> None:
     with pytest.raises(PmsflError, match="norm = 'group'"):
         tiny_world(batch=1)
     assert tiny_world(batch=1, norm="group").recipe.batch == 1
+
+
+# --- how much of a round the server keeps
+
+
+def test_a_server_step_keeps_its_share_of_the_tops_change() -> None:
+    whole, half = (tiny_world(server_step=share) for share in (1.0, 0.5))
+    before = State.initial(whole)
+    after, slower = (CohortExecutor(w, Ledger()).round(before)[0] for w in (whole, half))
+    top = slice(whole.plain_size(whole.cut), None)
+    assert not torch.equal(after.plain[top], before.plain[top])
+    torch.testing.assert_close(slower.plain[top], (before.plain[top] + after.plain[top]) / 2)
+    assert torch.equal(slower.plain[: top.start], after.plain[: top.start])  # the clients' norms are merged as ever
+    bottom = slice(whole.masked_size(whole.cut))
+    assert torch.equal(slower.shared[bottom], after.shared[bottom])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pmsfl.engine.plan import Keys
-from pmsfl.masks.random import Stream, fold, integers, normal, permutation, root, uniform, words
+from pmsfl.masks.random import Stream, fold, integers, normal, permutation, root, turned, uniform, words
 
 KEY = root(0, Stream.FORWARD)
 M64 = (1 << 64) - 1
@@ -214,3 +214,16 @@ def test_normals_have_the_moments_of_a_normal() -> None:
     assert abs(float((z**4).mean()) - 3.0) < 4 * math.sqrt(96) / n
     assert torch.isfinite(z).all()
     assert float(z.abs().max()) > 4.0
+
+
+# --- the same chance for all, moved on
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_turned_uniforms_go_around_the_circle_exactly(dtype: torch.dtype) -> None:
+    drawn = uniform(KEY, 4096, dtype)
+    turns = torch.tensor([0.0, 0.25, 1.0 - 2.0**-24], dtype=dtype)
+    moved = turned(drawn, turns)
+    steps = (drawn.double() * 2**24).long() + (turns.double() * 2**24).long().unsqueeze(1)
+    assert torch.equal((moved.double() * 2**24).long(), steps % 2**24)
+    assert torch.equal(moved[0], drawn)

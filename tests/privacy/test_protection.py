@@ -178,6 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gradients-head": ({**SCORES, "labels": "u-shape"}, "u-shape"),
     "gradients-exits": ({**SCORES, "method": "depthfl"}, "depthfl"),
     "clip-of-weights": ({"score_clip": 0.3, "method": "splitfed"}, "trains no scores"),
+    "clip-of-even-draws": ({"score_clip": 0.3, "upload_draw": "even"}, "upload_draw = 'independent'"),
     "theta-of-weights": ({"theta_noise": 0.3, "method": "splitfed-dp"}, "trains no scores"),
     "twice-noised": ({"dp_smashed": "laplace", "method": "splitfed-dp"}, "dp_calibration"),
     "sound-batch-norm": ({"method": "splitfed-dp", "dp_calibration": "sound"}, "batch statistics"),

@@ -17,6 +17,11 @@ def check_claims(recipe: Recipe, method: Method, model: SplitModel) -> None:
             "is full and dealt from a shuffled order, and cohorts have a fixed size; use dp_amplification = 'none'"
         )
     _check_applicable(recipe, method)
+    if recipe.upload_draw == "even" and recipe.score_clip > 0.0:
+        raise PmsflError(
+            f"score_clip = {recipe.score_clip:g} with upload_draw = 'even': the clip bounds what a mask tells if its "
+            "chance is the client's own, and here the other clients' masks tell of it; use upload_draw = 'independent'"
+        )
     asked = per_record(recipe)
     if asked and has_batch_norm(model):
         raise PmsflError(

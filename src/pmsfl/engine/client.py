@@ -313,8 +313,7 @@ class Bottoms:
             grown = method.grow_personal(self.before, after, self.personal, participations, self.layers, noise)
         drawn = None
         if method.samples_masks:
-            keys = w.keys.client(Stream.UPLOAD, self.rows.ids, self.round)
-            drawn = uniform(keys, trained.shape[1], w.dtype)
+            drawn = w.upload_chance(self.rows.ids, self.round, trained.shape[1])
         noise_keys = w.keys.client(Stream.NOISE, self.rows.ids, self.round, -1)
         return Finished(
             method.upload(method.protect_update(self.start, trained, ~grown, noise_keys), drawn),

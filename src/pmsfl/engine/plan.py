@@ -44,6 +44,9 @@ class Keys:
         return key
 
 
+GOLDEN = (5.0**0.5 - 1.0) / 2.0
+
+
 @dataclass(frozen=True)
 class RoundPlan:
     """The cohort of one round, sorted so that the clients still at work are always the first ones."""
@@ -59,6 +62,17 @@ class RoundPlan:
     def on_time(self) -> tuple[bool, ...]:
         """Whose upload counts."""
         return tuple(not late for late in self.late) or (True,) * len(self.clients)
+
+    @cached_property
+    def even_turns(self) -> dict[int, float]:
+        """How far around [0, 1) the common uniforms of a round are moved on for each client (`upload_draw = even`).
+
+        With mixed depths the deepest clients come first, and each goes on by the golden ratio: its multiples keep apart
+        for any first few of the cohort, and those alone share the deepest blocks.
+        """
+        order = sorted(range(len(self.clients)), key=lambda i: -self.depths[i])
+        part = 1.0 / len(order) if len(set(self.depths)) == 1 else GOLDEN
+        return {self.clients[i]: int(rank * part % 1.0 * 2**24) * 2.0**-24 for rank, i in enumerate(order)}
 
     @cached_property
     def groups(self) -> dict[int, list[int]]:

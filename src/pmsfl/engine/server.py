@@ -228,13 +228,20 @@ class Server:
         plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, w.method.float_aggregator, weights)
         return State(
             state.round + 1,
-            self._with_server(shared, self._server_shared(), self.p, self._holders()),
-            self._with_server(plain, self.rows.plain[0], self.q, uploads.plain_held.sum(0)),
+            self._with_server(shared, self._kept(state.shared, self._server_shared(), self.p), self.p, self._holders()),
+            self._with_server(
+                plain, self._kept(state.plain, self.rows.plain[0], self.q), self.q, uploads.plain_held.sum(0)
+            ),
             copy.deepcopy(self.rows.masked_optimiser),  # the rows may serve the next round too
             copy.deepcopy(self.rows.plain_optimiser),
             counts,
             state.bank | memories,
         )
+
+    def _kept(self, before: Tensor, after: Tensor, start: int) -> Tensor:
+        """What the server's part becomes of a round's change: all of it, or a share (`server_step`)."""
+        share = self.world.recipe.server_step
+        return after if share == 1.0 else torch.lerp(before[start : start + len(after)], after, share)
 
     def _holders(self) -> Tensor:
         """How many clients on time hold, and do not keep to themselves by design, each coordinate: [P]."""

@@ -23,7 +23,7 @@ from pmsfl.engine.plain import PlainView
 from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, cohort_size, plan_round
 from pmsfl.engine.rows import Clock
 from pmsfl.errors import PmsflError
-from pmsfl.masks.random import Stream, fold, integers, uniform
+from pmsfl.masks.random import Stream, fold, integers, turned, uniform
 from pmsfl.methods import Method, make_method
 from pmsfl.methods.depthfl import distillation
 from pmsfl.models.context import ForwardContext, forward_context
@@ -275,6 +275,14 @@ class World:
     def plan(self, round_: int) -> RoundPlan:
         """Who takes part in a round."""
         return plan_round(self.recipe, self.keys, round_, self.sizes, self.depths)
+
+    def upload_chance(self, clients: Tensor, round_: int, size: int) -> Tensor:
+        """The uniform numbers that clients' uploads are drawn with: [len(clients), size]."""
+        if self.recipe.upload_draw == "independent":
+            return uniform(self.keys.client(Stream.UPLOAD, clients, round_), size, self.dtype)
+        turns = self.plan(round_).even_turns
+        moved = torch.tensor([turns[c] for c in clients.tolist()], dtype=self.dtype, device=self.device)
+        return turned(uniform(self.keys.at(Stream.UPLOAD, round_), size, self.dtype), moved)
 
     def batch_rows(self, client: int, round_: int, steps: int) -> Tensor:
         """Rows of x for every mini-batch of a client's round: int64 [steps, batch]."""

@@ -105,6 +105,12 @@ def uniform(key: Tensor, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return pairs.flatten(-2)[..., :n].to(dtype) * 2.0**-24
 
 
+def turned(drawn: Tensor, turns: Tensor) -> Tensor:
+    """Uniforms [n] moved on around the circle [0, 1) by each of `turns` [K] (on the same grid, in [0, 1)): [K, n]."""
+    back = drawn - (1.0 - turns).unsqueeze(-1)  # exact, which a sum above 1 would not be in float32
+    return torch.where(back < 0.0, back + 1.0, back)
+
+
 def integers(key: Tensor, n: int, high: int) -> Tensor:
     """n integers in [0, high) per key: int64 [*key.shape, n]. high must be below 2^31."""
     return (_shift(words(key, n), 32) * high) >> 32
