@@ -159,7 +159,8 @@ class Bottoms:
         return self.arrive(*self.world.run_blocks(views, x, 0, self.depth, dropout, self.vectorised))
 
     def set_out(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What the blocks run on: views of the clients' weights, inputs [K, B, ...], keys for dropout [K]."""
+        """What the blocks run on: views of the clients' weights (`vectors` has them flat: masked [K, P], plain [K, Q]),
+        inputs [K, B, ...], keys for dropout [K]."""
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
         x = self.inputs()
@@ -173,6 +174,7 @@ class Bottoms:
             samples = torch.arange(x.shape[1], device=x.device)
             plain, dropout = self._each_sample(plain), fold(dropout.unsqueeze(1), samples).flatten()
             x = x.flatten(0, 1).unsqueeze(1)
+        self.vectors = effective, plain
         self._views, self._x = w.layout.bottom(effective, plain, self.depth), x
         return self._views, x, dropout
 

@@ -7,6 +7,7 @@ operations as the model has blocks, each on as many clients as hold it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,25 +29,26 @@ def forward_together(world: World, groups: Mapping[int, Bottoms]) -> tuple[Batch
 
 def _block_by_block(world: World, groups: Mapping[int, Bottoms]) -> dict[int, tuple[Tensor, Tensor]]:
     ready = {d: bottoms.set_out() for d, bottoms in groups.items()}
+    cuts = [0, *groups]
+    pieces = {d: _by_block(world, bottoms, cuts) for d, bottoms in groups.items()}
     x = torch.cat([inputs for _, inputs, _ in ready.values()])
     done, logits = {}, dict[int, list[Tensor]]({d: [] for d in groups})
-    start = 0
-    for stop in groups:
+    for i, (start, stop) in enumerate(pairwise(cuts)):
         left = [d for d in groups if d >= stop]
-        views = _stacked(world, {d: ready[d][0] for d in left}, start, stop)
+        masked, plain = (torch.cat([pieces[d][kind][i] for d in left]) for kind in (0, 1))
         keys = torch.cat([ready[d][2] for d in left])
-        x, said = world.run_blocks(views, x, start, stop, keys)
+        x, said = world.run_blocks(world.layout.between(masked, plain, start, stop), x, start, stop, keys)
         sizes = [ready[d][1].shape[0] for d in left]
         if said is not None:
             for d, own in zip(left, torch.split(said, sizes), strict=True):
                 logits[d].append(own)
         out, x = torch.split(x, [sizes[0], sum(sizes[1:])])
         done[stop] = groups[stop].arrive(out, torch.cat(logits[stop], 1) if logits[stop] else None)
-        start = stop
     return done
 
 
-def _stacked(world: World, views: Mapping[int, Mapping[str, Tensor]], start: int, stop: int) -> dict[str, Tensor]:
-    """The parameters of blocks start+1..stop of all these clients, one depth after the other."""
-    slots = [s for s in (*world.layout.masked, *world.layout.plain) if start <= s.block < stop]
-    return {s.name: torch.cat([own[s.name] for own in views.values()]) for s in slots}
+def _by_block(world: World, bottoms: Bottoms, cuts: list[int]) -> list[tuple[Tensor, ...]]:
+    """A depth's weights and plain parameters, cut where clients leave: whole vectors are joined, not layer by layer."""
+    ends = [cut for cut in cuts if cut <= bottoms.depth]
+    sizes = [[size(b) - size(a) for a, b in pairwise(ends)] for size in (world.masked_size, world.plain_size)]
+    return [torch.split(vector, at, dim=-1) for vector, at in zip(bottoms.vectors, sizes, strict=True)]

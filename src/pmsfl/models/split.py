@@ -177,6 +177,10 @@ class Layout:
         """Named views for functional_call of a bottom's vectors [..., P_d] and [..., Q_d]."""
         return self._views(masked, plain, 0, depth)
 
+    def between(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
+        """Named views of blocks first+1..last, whose own vectors are [..., P_last − P_first] and [..., Q_last − Q_first]."""
+        return self._views(masked, plain, first, last)
+
     def top(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
         """Named views of a top's vectors [P − P_d] and [Q − Q_d], head included."""
         return self._views(masked, plain, depth, self.depth + 1)
