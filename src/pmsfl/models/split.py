@@ -178,7 +178,7 @@ class Layout:
         return self._views(masked, plain, 0, depth)
 
     def between(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
-        """Named views of blocks first+1..last, whose own vectors are [..., P_last − P_first] and [..., Q_last − Q_first]."""
+        """Named views of blocks first+1..last alone: vectors [..., P_last − P_first] and [..., Q_last − Q_first]."""
         return self._views(masked, plain, first, last)
 
     def top(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
