@@ -32,8 +32,17 @@ def _quiet() -> None:
 class FlareServer:
     """A job of some rounds on the server."""
 
-    def __init__(self, run: str, recipe: str, sites: list[str], rounds: int, patience: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run: str,
+        recipe: str,
+        sites: list[str],
+        rounds: int,
+        patience: dict[str, Any],
+        secure_sums: bool = False,
+    ) -> None:
         self.run, self.recipe, self.sites, self.rounds, self.patience = run, recipe, sites, rounds, patience
+        self.secure_sums = secure_sums
         self._side: ServerSide | None = None
         self._ready = threading.Event()
 
@@ -44,7 +53,10 @@ class FlareServer:
         log = logging.getLogger("pmsfl.deploy")
         folder = run_folder(Path(collab.workspace.get_root_dir()), self.run)
         recipe = Recipe.from_toml(self.recipe, "the job's recipe")
-        self._side = side = ServerSide(folder, recipe, self.sites, Patience(**self.patience), note=log.info)
+        patience = Patience(**self.patience)
+        self._side = side = ServerSide(
+            folder, recipe, self.sites, patience, note=log.info, secure_sums=self.secure_sums
+        )
         self._ready.set()
         # What a site returns is only why it ended: nobody waits for one that died.
         collab.clients(blocking=False, timeout=JOB_SECONDS, optional=True).take_part(self.recipe)
@@ -81,6 +93,7 @@ class FlareSite:
         if config.repeat_simulation:
             log.warning("masks come from the run's seed: the server can recompute them. For tests only")
             keys = Keys.of_seed(Recipe.from_toml(recipe).seed)
-        side = SiteSide(root / "pmsfl", config.data, config.depth, note=log.info, keys=keys)
+        folder, demand = root / "pmsfl", config.secure_sums
+        side = SiteSide(folder, config.data, config.depth, note=log.info, keys=keys, secure_sums=demand)
         server = collab.server(timeout=CALL_SECONDS)
         return side.play(recipe, lambda data: bytes(server.request(data)))
