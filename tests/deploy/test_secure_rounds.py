@@ -203,6 +203,7 @@ def test_a_site_whose_answer_is_late_keeps_what_was_merged(tmp_path: Path) -> No
     server.recipe = server.recipe.replace(rounds=9)
     rehearse(server, sites, 1, slow)
     assert ways(server, "b") == ["in"]
+    assert (tmp_path / "b" / "run" / "memory-000001.safetensors").is_file()
 
 
 @pytest.mark.parametrize("step", [Kind.SHARES, Kind.ANSWER])
@@ -421,7 +422,7 @@ def test_a_tampered_share_costs_the_round_and_changes_nothing(tmp_path: Path) ->
 
         return changed
 
-    before: list[State] = []
+    before: list[dict[str, torch.Tensor]] = []
     give_up = ServerSide._give_up
 
     def watched(self: ServerSide, reason: str) -> None:

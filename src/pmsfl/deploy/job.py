@@ -20,7 +20,7 @@ from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
 from pmsfl.deploy.roster import Roster
 from pmsfl.deploy.rules import check_deployable, digest_of, evaluates_after, hides_smashed, largest_request
-from pmsfl.deploy.secure import SecureError
+from pmsfl.deploy.secure import Authority, SecureError
 from pmsfl.deploy.secure_round import SecureRound
 from pmsfl.deploy.settings import Bounds, Patience
 from pmsfl.deploy.sums import alone, check_depths, check_summable, may_be_personal
@@ -51,14 +51,17 @@ class Job(Desk):
         note: Note = lambda line: None,
         clock: Callable[[], float] = system_clock,
         secure_sums: bool = False,
+        kit: Path | None = None,
     ) -> None:
-        """roster: facts that are known beforehand (shape, classes, normalisation), for a new run."""
+        """roster: facts that are known beforehand (shape, classes, normalisation), for a new run. kit: whose authority
+        checks what sites sign; None in a rehearsal."""
         check_deployable(recipe)
         super().__init__(sites, patience or Patience(), note, clock)
         self.books, known = Books.open(path, recipe, sites)
         self.roster = roster if roster is not None and not known.facts else known
         if self.roster.sites != tuple(sites):
             raise PmsflError(f"{path} is a run of the sites {', '.join(self.roster.sites)}, not of {', '.join(sites)}")
+        self.authority = None if kit is None or not secure_sums else Authority(kit, sites)
         self._agree_on_sums(secure_sums, bool(known.facts))
         self.recipe, self.name, self.bounds = self.books.recipe, path.name, bounds or Bounds()
         self.least = min(self.patience.min_clients, len(sites))
@@ -219,7 +222,7 @@ class Job(Desk):
         assert self.state is not None
         ledger = self.books.totals.ledger
         if self.roster.secure_sums:
-            return SecureRound(self.world, self.state, plan, ledger, self.bounds, self.least)
+            return SecureRound(self.world, self.state, plan, ledger, self.bounds, self.least, self.authority)
         return LiveRound(self.world, self.state, plan, ledger, self.bounds)
 
     def _plan(self, there: Sequence[str]) -> RoundPlan:

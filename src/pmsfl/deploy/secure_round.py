@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pmsfl.deploy.checks import placed, within
 from pmsfl.deploy.live import LiveRound
-from pmsfl.deploy.secure import SecureError, SecureServer
+from pmsfl.deploy.secure import Authority, SecureError, SecureServer
 from pmsfl.deploy.secure.session import Kind as Stage
 from pmsfl.deploy.settings import Bounds
 from pmsfl.deploy.sums import alone, session_of, threshold
@@ -36,11 +36,21 @@ STAGES = (Stage.KEYS, Stage.SHARES, Stage.UPLOAD, Stage.ANSWER)
 class SecureRound(LiveRound):
     """A round under way. i counts the clients of the plan."""
 
-    def __init__(self, world: World, state: State, plan: RoundPlan, ledger: Ledger, bounds: Bounds, least: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        state: State,
+        plan: RoundPlan,
+        ledger: Ledger,
+        bounds: Bounds,
+        least: int,
+        authority: Authority | None = None,
+    ) -> None:
+        """authority: checks whose keys they are; None: sites do not sign them (a rehearsal)."""
         super().__init__(world, state, plan, ledger, bounds)
         needed = threshold(len(plan.clients), least)
-        self.session = session_of(world, self.wire.run, plan.round, plan.clients, needed)
-        self.sums = SecureServer(self.session)
+        self.session = session_of(world, self.wire.run, plan.round, plan.clients, needed, authority is not None)
+        self.sums = SecureServer(self.session, authority)
         self.stage = Stage.KEYS
         self.came: dict[Stage, set[int]] = {stage: set() for stage in STAGES}
         self.silent: set[int] = set()  # in the sum, but gone since

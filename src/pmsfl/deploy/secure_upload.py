@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pmsfl.deploy.frames import Op
 from pmsfl.deploy.line import Line, Refusal
-from pmsfl.deploy.secure import SecureClient, Session
+from pmsfl.deploy.secure import Identity, SecureClient, Session
 from pmsfl.deploy.secure.session import Kind as Stage
 from pmsfl.deploy.sums import alone, session_of
 from pmsfl.engine.client import Finished
@@ -21,9 +21,18 @@ from pmsfl.engine.world import World
 class SecureUpload:
     """One round's upload. What the server asks for is checked here and in `SecureClient`, never trusted."""
 
-    def __init__(self, world: World, wire: Wire, client: int, round_: int, offer: Mapping[str, Any]) -> None:
-        """offer: what the server said of the round; Refusal where it has no secure sum in it, or an odd one."""
-        self.world, self.wire, self.client, self.round = world, wire, client, round_
+    def __init__(
+        self,
+        world: World,
+        wire: Wire,
+        client: int,
+        round_: int,
+        offer: Mapping[str, Any],
+        identity: Identity | None = None,
+    ) -> None:
+        """offer: what the server said of the round; Refusal where it has no secure sum in it, or an odd one.
+        identity: signs this site's keys and checks the others'; None in a rehearsal."""
+        self.world, self.wire, self.client, self.round, self.identity = world, wire, client, round_, identity
         self.session = self._session(offer.get("secure"))
 
     def _session(self, offer: Any) -> Session:
@@ -35,11 +44,11 @@ class SecureUpload:
             raise Refusal(f"the server's secure sum is over {clients!r}, which are not sites of this run")
         if type(needed) is not int or self.client not in clients:
             raise Refusal("the server's secure sum has no threshold, or leaves this site out")
-        return session_of(self.world, self.wire.run, self.round, clients, needed)
+        return session_of(self.world, self.wire.run, self.round, clients, needed, self.identity is not None)
 
     def send(self, finished: Finished, info: dict[str, Any], line: Line) -> None:
         """All four messages; returns when the round is merged. info: what goes along in the clear."""
-        one = SecureClient(self.session, self.client)
+        one = SecureClient(self.session, self.client, identity=self.identity)
         roster = line.ask(Op.SECURE, self.round, Stage.KEYS, wire=one.keys()).wire
         sealed = line.ask(Op.SECURE, self.round, Stage.SHARES, wire=one.shares(roster)).wire
         norms = self.wire.write_norms(self.round, self.client, finished, 0)

@@ -22,6 +22,7 @@ from pmsfl.deploy.line import Call, JobOver, LeftOut, Line, Refusal
 from pmsfl.deploy.roster import Manifest
 from pmsfl.deploy.rules import digest_of, hides_smashed
 from pmsfl.deploy.secret import site_keys
+from pmsfl.deploy.secure import Identity
 from pmsfl.deploy.secure_upload import SecureUpload
 from pmsfl.deploy.settings import Guard
 from pmsfl.deploy.sitting import Sitting
@@ -52,11 +53,13 @@ class SiteSide:
         note: Callable[[str], None] = lambda line: None,
         keys: Keys | None = None,
         secure_sums: bool = False,
+        kit: Path | None = None,
     ) -> None:
         """data: see `load_site_data`. keys: for tests that repeat a simulation; else they come from the secret.
-        secure_sums: take part in no run without them."""
+        secure_sums: take part in no run without them. kit: whose certificate signs this site's part of them."""
         self.store, self.source, self.depth = Store(folder), data, depth
         self.guard, self.note, self.fixed_keys, self.demands_sums = guard or Guard(), note, keys, secure_sums
+        self.kit = kit
         self.round = 0  # how far the run is, as far as this site knows
         self.asked = 0
         self.oldest = 0
@@ -190,7 +193,8 @@ class SiteSide:
             )
         secure = None
         if self.manifest.secure_sums:
-            secure = SecureUpload(w, self.wire, self.client, self.round, answer.info)
+            identity = None if self.kit is None else Identity(self.kit, self.manifest.sites)
+            secure = SecureUpload(w, self.wire, self.client, self.round, answer.info, identity)
             self._draw_anew(times)
         shared, plain = self._start(answer)
         w.model.train()

@@ -31,8 +31,8 @@ def check_summable(recipe: Recipe, sites: int, min_clients: int) -> None:
         )
     if min(sites, min_clients) < 2:
         raise PmsflError(
-            f"--secure-sums with {sites} sites and --min-clients {min_clients}: a sum over one site hides nothing; both "
-            "must be at least 2"
+            f"--secure-sums with {sites} sites and --min-clients {min_clients}: a sum over one site hides nothing; "
+            "both must be at least 2"
         )
 
 
@@ -69,9 +69,9 @@ def threshold(clients: int, least: int) -> int:
     return max(clients // 2 + 1, min(least, clients))
 
 
-def session_of(world: World, run: int, round_: int, clients: Sequence[int], needed: int) -> Session:
+def session_of(world: World, run: int, round_: int, clients: Sequence[int], needed: int, signed: bool) -> Session:
     """A round's secure sum: over the bottoms of all depths, a number per coordinate for the bits and, where some do not
     contribute, one for the contributors."""
     counts = world.mixed or may_be_personal(world.recipe, round_)
     size = world.masked_size(max(world.depths))
-    return Session(run, round_, tuple(sorted(clients)), size, needed, counts)
+    return Session(run, round_, tuple(sorted(clients)), size, needed, counts, signed)
