@@ -38,6 +38,13 @@ from pmsfl.rundir import versions
 SITES = ("a", "b", "c")
 CHANGES = ["clients=3", "cohort=3", "statistics=client", "eval_masks=2"]
 CALM = "calm-s"
+SAID: list[str] = []
+
+
+def say(line: str) -> None:
+    """Print a line, and keep it for the record's log."""
+    SAID.append(line)
+    print(line, flush=True)
 
 
 class Federation:
@@ -105,7 +112,7 @@ class Federation:
         """Remember an event."""
         event = {"seconds": round(time.monotonic() - self.began, 1), "round": self.status(run)["round"], "what": what}
         self.events.append(event)
-        print(f"{event['seconds']:7.1f} s  round {event['round']:3d}  {what}", flush=True)
+        say(f"{event['seconds']:7.1f} s  round {event['round']:3d}  {what}")
 
     def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
         """Until something is so."""
@@ -170,7 +177,7 @@ def outcome(f: Federation, run: str, seconds: float) -> dict[str, Any]:
     out = {"run": run, "rounds": found["round"], "accuracy": found["accuracy"], "loss": found["loss"]}
     out |= {"seconds": round(seconds, 1), "timing": found["timing"]}
     out["rounds_missed"] = {s: sum(line[s] != "in" for line in sites) for s in SITES}
-    print(json.dumps(out), flush=True)
+    say(f"{run}: {out['rounds']} rounds, accuracy {out['accuracy']:.1f} %, loss {out['loss']:.3f}, {seconds:.0f} s")
     return out
 
 
@@ -217,12 +224,16 @@ def main() -> None:
         "loss": compared(storm, quiet, "loss"),
         "disturbed": storm,
         "undisturbed": quiet,
+        # a batch's call as its site saw it, in the last job of the run
+        "timing": {k: statistics.median(q["timing"][k] for q in quiet) for k in quiet[0]["timing"]},
     }
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    print(text)
+    for key in ("accuracy", "loss", "timing"):
+        say(f"{key}: {json.dumps(result[key])}")
     if a.record:
         a.record.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=1, ensure_ascii=False)
         (a.record / "record.json").write_text(text + "\n", encoding="utf-8")
+        (a.record / "log").write_text("\n".join([f"$ {result['command']}", *SAID]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,8 @@ CASES: dict[str, dict[str, Any]] = {
     "beta": {"aggregate": "beta", "cohort": 2, "min_contributors": 2},
     "local-norms": {"norms": "local", "client_state": "persistent", "entropy_target": 0.5},
     "coded": {"mask_codec": "entropy", "theta_codec": "u8"},
+    "lg-fedavg": {"method": "lg-fedavg", "depths": "4"},
+    "depthfl": {"method": "depthfl", "depths": "1,2,2"},
     "nothing-personal": {"personal_ratio": 0.0, "depths": "2"},
 }
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from pmsfl.deploy.books import Books
-from pmsfl.deploy.desk import Desk, Note, system_clock
+from pmsfl.deploy.desk import Note, system_clock
 from pmsfl.deploy.exam import LiveEvaluation
 from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
+from pmsfl.deploy.phases import Phases
 from pmsfl.deploy.roster import Roster
 from pmsfl.deploy.rules import check_deployable, digest_of, evaluates_after, hides_smashed, largest_request
 from pmsfl.deploy.secure import Authority, SecureError
@@ -36,8 +37,10 @@ from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.masks import decode_indices
 from pmsfl.wire.messages import Kind, WireError, decode
 
+ATTEMPTS = 5  # at one round, in one job
 
-class Job(Desk):
+
+class Job(Phases):
     """One run on the server, and the job of some rounds that is under way. What calls mean, `ServerSide` says."""
 
     def __init__(
@@ -87,8 +90,7 @@ class Job(Desk):
 
     def _open(self, rounds: int) -> None:
         self.phase, self.until, self.over = "enrol", rounds, None
-        self.first: float | None = self.now()  # when the first site came to what is being waited for
-        self.moved = self.now()  # when anything last came or went on
+        self.first = self.moved = self.now()
         self.here: dict[str, str] = {}  # sites of this job -> their session
         self.absent: set[str] = set()  # of those, who missed the last deadline
         self.asked: dict[str, Request] = {}  # who waits for something to do
@@ -101,6 +103,7 @@ class Job(Desk):
         self.before = Ledger()
         self.merged: tuple[State, RoundMetrics, RoundPlan] | None = None
         self.failed: str | None = None
+        self.given_up = 0  # times in a row
 
     # --- a job
 
@@ -126,41 +129,7 @@ class Job(Desk):
     def _publish(self) -> None:
         self.books.write_status(self.status())
 
-    def close(self, reason: str) -> None:
-        """End the job: everybody is told so."""
-        with self.changed:
-            self.failed = self.over = reason
-            self.changed.notify_all()
-
     # --- moving on
-
-    def _arrive(self) -> None:
-        self.moved = self.now()
-        if self.first is None:
-            self.first = self.moved
-        self.changed.notify_all()
-
-    def _move(self, phase: str) -> None:
-        self.phase, self.first, self.moved = phase, None, self.now()
-        self.changed.notify_all()
-
-    def _passed(self, seconds: float) -> bool:
-        return self.first is not None and self.now() - self.first >= seconds
-
-    def tick(self) -> None:
-        """Move the run on where everybody is there or a deadline has passed."""
-        if self.over is not None or self.phase == "closed":
-            return
-        try:
-            ticks = {"enrol": self._enrol, "gather": self._gather, "round": self._round, "exam": self._exam}
-            ticks[self.phase]()
-            if self.over is None and self.phase != "enrol" and self.now() - self.moved > self.patience.idle_seconds:
-                self.close(f"nothing has moved for {self.patience.idle_seconds:g} s: too few sites are there")
-        except PmsflError as e:
-            self.close(str(e))
-        except Exception as e:
-            self.close(f"the server failed: {e!r}")
-            raise
 
     def _enrol(self) -> None:
         if len(self.here) < len(self.roster.sites) and not self._passed(self.patience.enrol_seconds):
@@ -297,6 +266,10 @@ class Job(Desk):
         if self.world is not None:  # what was sent was seen, whether it counts or not
             self.books.spending = self.books.spending.after(self.world, self.live.actual())
         self.books.totals.ledger.load(self.before.as_dict(), self.before.messages_as_dict())
+        self.given_up += 1
+        if self.given_up >= ATTEMPTS:
+            self.close(f"round {self.live.plan.round + 1} was given up {self.given_up} times, at last because {reason}")
+            return
         self._between()
 
     def _settle(self, live: LiveRound) -> None:
@@ -322,7 +295,7 @@ class Job(Desk):
         there = {self.roster.client(s): self.roster.facts[s] for s in self.here if s not in self.absent}
         rows = {c: (f.train, f.test) for c, f in there.items()}
         # Which coordinates are personal, a server of secure sums does not know.
-        hidden = self.roster.secure_sums and may_be_personal(self.recipe, self.state.round - 1)
+        hidden = self.roster.secure_sums and may_be_personal(self.world, self.state.round - 1)
         self.exam = LiveEvaluation(self.world, self.state, rows, self.books.totals.ledger, self.bounds, hidden)
         self._move("exam")
         self.first = self.now()
@@ -362,6 +335,7 @@ class Job(Desk):
                 self.books.shown(client, self.exam.rows[client][0], times)
         more = {"sites": sites, "timing": self.timing.summary()}
         self.books.write_round(self.world, state, metrics, plan, evaluation, self.before, more)
+        self.given_up = 0
         if state.round % self.recipe.checkpoint_every == 0 or state.round >= self.recipe.rounds:
             self.books.checkpoint(state)
         self._between()

@@ -22,7 +22,7 @@ def check_summable(recipe: Recipe, sites: int, min_clients: int) -> None:
     if method.uploads != "bits":
         raise PmsflError(
             f"--secure-sums: {recipe.method} uploads {method.uploads}, only mask bits are summed securely; take pm-sfl "
-            "or threshold-mask, or leave --secure-sums out"
+            "or another method that uploads bits, or leave --secure-sums out"
         )
     if recipe.weighting != "equal":
         raise PmsflError(
@@ -58,10 +58,12 @@ def alone(depths: Sequence[int]) -> bool:
     return sum(d == max(depths) for d in depths) < 2 if depths else True
 
 
-def may_be_personal(recipe: Recipe, round_: int) -> bool:
+def may_be_personal(world: World, round_: int) -> bool:
     """Can a site keep coordinates to itself in this round? The server is never told which."""
-    begins = math.ceil(recipe.agreement * recipe.rounds - 1e-9)
-    return make_method(recipe).personalises and recipe.personal_ratio > 0.0 and round_ >= begins
+    r = world.recipe
+    begun = round_ >= math.ceil(r.agreement * r.rounds - 1e-9)
+    by_design = any(bool(world.kept_from_start(d).any()) for d in set(world.depths))
+    return by_design or (world.method.personalises and r.personal_ratio > 0.0 and begun)
 
 
 def threshold(clients: int, least: int) -> int:
@@ -72,6 +74,6 @@ def threshold(clients: int, least: int) -> int:
 def session_of(world: World, run: int, round_: int, clients: Sequence[int], needed: int, signed: bool) -> Session:
     """A round's secure sum: over the bottoms of all depths, a number per coordinate for the bits and, where some do not
     contribute, one for the contributors."""
-    counts = world.mixed or may_be_personal(world.recipe, round_)
+    counts = world.mixed or may_be_personal(world, round_)
     size = world.masked_size(max(world.depths))
     return Session(run, round_, tuple(sorted(clients)), size, needed, counts, signed)
