@@ -477,6 +477,87 @@ def test_a_site_that_sends_garbage_for_a_mask_is_noticed_in_the_sum(tmp_path: Pa
     assert any("more set bits than contributors" in n for n in notes)
 
 
+def test_damaged_messages_of_a_sum_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    """Before each message of b come damaged ones of the same kind; the round ends as if they had not."""
+    server, sites = federated(tmp_path, rounds=2, eval_every=9)
+    rng, refused = np.random.default_rng(3), [0]
+
+    def wrap(site: str, call: Call) -> Call:
+        def pestered(data: bytes) -> bytes:
+            r = Request.decode(data)
+            if site == "b" and r.op in (Op.SECURE, Op.FINISH) and data not in seen:
+                seen.add(data)
+                for wire in damaged(r.wire):
+                    answer = Answer.decode(call(Request(r.op, r.round, r.step, r.info, wire).encode()))
+                    assert answer.status == Status.REFUSED
+                    assert "cannot be handled" not in answer.reason
+                    refused[0] += 1
+            return call(data)
+
+        return pestered
+
+    def damaged(wire: bytes) -> list[bytes]:
+        head = []
+        for at in rng.integers(0, HEAD_BYTES, 20).tolist():
+            head.append(wire[:at] + bytes([wire[at] ^ (1 << int(rng.integers(8)))]) + wire[at + 1 :])
+        cuts = [wire[: int(at)] for at in rng.integers(0, len(wire), 10)]
+        return [*head, *cuts, wire + b"\0", b"", bytes(len(wire)), wire + wire]
+
+    seen: set[bytes] = set()
+    rehearse(server, sites, 2, wrap)
+    assert refused[0] == 2 * 4 * 34
+    calm, calm_sites = federated(tmp_path / "calm", secure=False, rounds=2, eval_every=9)
+    rehearse(calm, calm_sites, 2)
+    same_model(server.state, calm.state)
+
+
+def test_messages_of_a_sum_are_refused_in_a_run_without(tmp_path: Path) -> None:
+    server, sites = federated(tmp_path, secure=False, rounds=1, eval_every=9)
+    refused: list[str] = []
+
+    def wrap(site: str, call: Call) -> Call:
+        def tries(data: bytes) -> bytes:
+            r = Request.decode(data)
+            if site == "b" and r.op == Op.FINISH:
+                refused.append(Answer.decode(call(Request(Op.SECURE, r.round, Kind.KEYS, {}, b"x").encode())).reason)
+            return call(data)
+
+        return tries
+
+    rehearse(server, sites, 1, wrap)
+    assert set(refused) == {"SECURE: this run has no secure sums"}
+
+
+def test_one_site_that_sends_wrong_shares_changes_nothing_and_two_end_the_job(tmp_path: Path) -> None:
+    """Two right shares are enough. Without them the round is given up each time, and not for ever."""
+    server, sites = federated(tmp_path, patience=HASTY, eval_every=9)
+    liars = {"a"}
+
+    def wrap(site: str, call: Call) -> Call:
+        def changed(data: bytes) -> bytes:
+            r = Request.decode(data)
+            if site in liars and r.op == Op.SECURE and r.step == Kind.ANSWER:
+                data = Request(r.op, r.round, r.step, r.info, r.wire[:-1] + bytes([r.wire[-1] ^ 1])).encode()
+            return call(data)
+
+        return changed
+
+    rehearse(server, sites, 1, wrap)
+    calm, calm_sites = federated(tmp_path / "calm", eval_every=9)
+    rehearse(calm, calm_sites, 1)
+    same_model(server.state, calm.state)
+    liars.add("b")
+    with pytest.raises(PmsflError, match=r"round 2 was given up 5 times.*somebody sent a wrong one"):
+        rehearse(server, sites_of(tmp_path, recipe(eval_every=9), three()), 1, wrap)
+    same_model(server.state, calm.state)
+
+
+def test_sequential_steps_and_secure_sums_go_together(tmp_path: Path) -> None:
+    server, sites = federated(tmp_path, rounds=2, eval_every=9, schedule="sequential")
+    assert set(rehearse(server, sites, 2).values()) == {"the job is over"}
+    assert [ways(server, site) for site in NAMES] == [["in", "in"]] * 3
+
+
 # --- what is refused, what is said
 
 

@@ -37,6 +37,11 @@ class ServerSide(Job):
             return self._train(site, client, r, new)
         return self._evaluate(site, client, r, new)
 
+    def late(self, site: str, r: Request, taken_in: bool) -> Answer | None:
+        """How the last round ended for a site that had no answer to its upload before the job was over."""
+        ended, outcome = self.settled.get(site, (-1, None))
+        return outcome if ended == r.round and ((r.op == Op.FINISH and taken_in) or _is_answer(r)) else None
+
     def _hello(self, site: str, client: int, r: Request) -> Answer:
         session = str(r.info.get("session", ""))[:64]
         if self.here.get(site) != session:
@@ -89,12 +94,11 @@ class ServerSide(Job):
 
     def _train(self, site: str, client: int, r: Request, new: bool) -> Answer:
         live = self.live
-        late_answer = r.op == Op.SECURE and r.step == Stage.ANSWER  # its upload counts, the others' shares were enough
         ended, outcome = self.settled.get(site, (-1, Answer(Status.OUT)))
         if (
             ended == r.round
             and (live is None or live.plan.round != ended)
-            and not (new and outcome.status == Status.OK and not late_answer)
+            and not (new and outcome.status == Status.OK and not _is_answer(r))
         ):
             return outcome
         if live is None or r.round != live.plan.round or (i := live.place(client)) is None:
@@ -199,6 +203,11 @@ class ServerSide(Job):
             "mask_score": self.mask_scores.get(site),
             "refused": self.flags.get(site, [])[-3:],
         }
+
+
+def _is_answer(r: Request) -> bool:
+    """Is it the last message of a secure sum? Should it be late, the others' shares were enough, and it counts."""
+    return r.op == Op.SECURE and r.step == Stage.ANSWER
 
 
 def _place(info: dict[str, Any], key: str) -> int:

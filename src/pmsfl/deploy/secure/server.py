@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from pmsfl.deploy.secure.primitives import KEY_BYTES
 from pmsfl.deploy.secure.session import PUBLIC_BYTES, Kind, SecureError, Session
 
 Counts = npt.NDArray[np.int64]
+MOST_TRIES = 100  # sets of shares that are put together before a secret is given up
 
 
 class SecureServer:
@@ -110,19 +112,22 @@ class SecureServer:
         return total[: s.coordinates], total[s.coordinates :]
 
     def _secret(self, client: int) -> bytes:
-        """What the answers say together: the seed of a client that came, the masking key of one that did not."""
+        """What the answers say together: the seed of a client that came, the masking key of one that did not.
+
+        Whether it is right, everybody can see; where a share is wrong, others are tried.
+        """
         s = self.session
-        givers = sorted(self._answers)[: s.threshold]
-        secret = shamir.join({s.place(g): self._answers[g][client] for g in givers})
-        if secret is not None:
-            keys = self._keys[client]
-            if client in self._came:
-                fits = primitives.commitment(secret, s.id, client) == keys[2 * KEY_BYTES : PUBLIC_BYTES]
-            else:
-                fits = primitives.public_key(secret) == keys[KEY_BYTES : 2 * KEY_BYTES]
-            if fits:
+        for givers in islice(combinations(sorted(self._answers), s.threshold), MOST_TRIES):
+            secret = shamir.join({s.place(g): self._answers[g][client] for g in givers})
+            if secret is not None and self._fits(client, secret):
                 return secret
         raise SecureError(f"shares of client {client}'s secret do not fit what it announced: somebody sent a wrong one")
+
+    def _fits(self, client: int, secret: bytes) -> bool:
+        keys = self._keys[client]
+        if client in self._came:
+            return primitives.commitment(secret, self.session.id, client) == keys[2 * KEY_BYTES : PUBLIC_BYTES]
+        return primitives.public_key(secret) == keys[KEY_BYTES : 2 * KEY_BYTES]
 
     def _pads(self, client: int, secret: bytes) -> Lanes:
         """What a client left in the total: its own random numbers, or, where it dropped out, those that the others
