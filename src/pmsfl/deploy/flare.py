@@ -61,7 +61,7 @@ class FlareServer:
         self._ready.set()
         # Sites call us from here on. No result is expected: FLARE would hold the job open for a site that has died.
         collab.clients(expect_result=False, optional=True).take_part(self.recipe)
-        rounds = side.play(self.rounds)
+        rounds = side.play(self.rounds, lambda: bool(collab.is_aborted))
         log.info("job over after round %d of %d", rounds, recipe.rounds)
         return rounds
 

@@ -107,13 +107,18 @@ class Job(Phases):
 
     # --- a job
 
-    def play(self, rounds: int) -> int:
-        """Play so many rounds with whoever comes (to the recipe's last at most); the number of rounds completed."""
+    def play(self, rounds: int, aborted: Callable[[], bool] = lambda: False) -> int:
+        """Play so many rounds with whoever comes (to the recipe's last at most); the number of rounds completed.
+
+        aborted: tells that the transport is about to end the job; what was done until then goes to the disk.
+        """
         with self.changed, self.books.directory.locked():
             self._open(rounds)
             while self.over is None:
                 self.changed.wait(min(0.25, self.patience.step_seconds / 4))
                 self.tick()
+                if aborted():
+                    self.close("the job was aborted")
             if self.state is not None:
                 self.books.checkpoint(self.state)
             self._publish()
