@@ -9,7 +9,7 @@ for a few seeds, then once more while, with SIGKILL,
 
 are killed. What a human would do is done: site b and the server are started again with the same command, and `start`
 is called again should it have given up meanwhile. Everything else mends itself. FOLDER must be new; nothing outside it
-is touched. Takes about half an hour on two cores.
+is touched. Takes about a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
@@ -142,20 +142,20 @@ def calm(f: Federation, seed: int) -> dict[str, Any]:
 
 def stormy(f: Federation, seed: int) -> dict[str, Any]:
     """The same training through the three kills."""
-    run, began, third = "stormy", time.monotonic(), f.rounds // 4
+    run, began, quarter = "stormy", time.monotonic(), f.rounds // 4
     started = f.start(run, seed)
 
     def reach(rounds: int) -> None:
         f.wait(lambda: f.status(run)["round"] >= rounds, 600, f"round {rounds}")
 
-    reach(third - 1)
+    reach(quarter - 1)
     f.note(run, f"SIGKILL to the job process of site a ({f.kill('a', only_job=True)} process)")
-    reach(2 * third - 1)
+    reach(2 * quarter - 1)
     f.note(run, f"SIGKILL to all of site b ({f.kill('b')} processes)")
     time.sleep(10.0)
     f.host("b")
     f.note(run, "by hand: `pmsfl deploy site b` again, after 10 s")
-    reach(3 * third - 1)
+    reach(3 * quarter - 1)
     f.note(run, f"SIGKILL to all of the server ({f.kill('localhost')} processes)")
     time.sleep(10.0)
     f.host("localhost")
