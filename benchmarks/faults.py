@@ -93,6 +93,15 @@ class Federation:
         found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"round": 0}
         return found
 
+    def amid(self, run: str, rounds: int) -> bool:
+        """Are so many rounds done, and is the next one of the same job under way?"""
+        before = self.status(run)
+        if before["round"] < rounds or before["phase"] == "over":
+            return False
+        time.sleep(0.3)
+        after = self.status(run)
+        return bool(after["round"] == before["round"] and after["phase"] != "over")
+
     def kill(self, name: str, only_job: bool = False) -> int:
         """SIGKILL to all processes of a host, or to its job's alone; how many there were."""
         kit, found = str(self.folder / name), []
@@ -142,20 +151,16 @@ def calm(f: Federation, seed: int) -> dict[str, Any]:
 
 def stormy(f: Federation, seed: int) -> dict[str, Any]:
     """The same training through the three kills."""
-    run, began, quarter = "stormy", time.monotonic(), f.rounds // 4
+    run, began = "stormy", time.monotonic()
     started = f.start(run, seed)
-
-    def reach(rounds: int) -> None:
-        f.wait(lambda: f.status(run)["round"] >= rounds, 600, f"round {rounds}")
-
-    reach(quarter - 1)
+    f.wait(lambda: f.amid(run, f.rounds // 6), 600, "the first kill")
     f.note(run, f"SIGKILL to the job process of site a ({f.kill('a', only_job=True)} process)")
-    reach(2 * quarter - 1)
+    f.wait(lambda: f.amid(run, f.rounds // 3), 600, "the second kill")
     f.note(run, f"SIGKILL to all of site b ({f.kill('b')} processes)")
     time.sleep(10.0)
     f.host("b")
     f.note(run, "by hand: `pmsfl deploy site b` again, after 10 s")
-    reach(3 * quarter - 1)
+    f.wait(lambda: f.amid(run, 7 * f.rounds // 12), 600, "the third kill")
     f.note(run, f"SIGKILL to all of the server ({f.kill('localhost')} processes)")
     time.sleep(10.0)
     f.host("localhost")
