@@ -50,8 +50,9 @@ def say(line: str) -> None:
 class Federation:
     """The processes of one deployment and what was done to them."""
 
-    def __init__(self, folder: Path, port: int, changes: list[str], job_rounds: int) -> None:
+    def __init__(self, folder: Path, port: int, changes: list[str], job_rounds: int, secure_sums: bool) -> None:
         self.folder, self.changes, self.job_rounds = folder.resolve(), changes, job_rounds
+        self.more = ["--secure-sums"] * secure_sums
         self.rounds = Recipe.load("demo", changes).rounds
         owners = federation_of(Recipe.load("demo", changes)).owners
         self.data = {s: f"owner:{o}" for s, o in zip(SITES, owners, strict=True)}
@@ -75,14 +76,14 @@ class Federation:
     def host(self, name: str) -> None:
         """What runs on one host: `deploy server` or `deploy site`, until it is killed."""
         kit = self.folder / name
-        words = ["site", kit, "--data", self.data[name]] if name in self.data else ["server", kit]
+        words = ["site", kit, "--data", self.data[name], *self.more] if name in self.data else ["server", kit]
         self.running.append(subprocess.Popen(self._words(*words), stdout=self.log, stderr=self.log))
 
     def start(self, run: str, seed: int) -> subprocess.Popen[bytes]:
         """`deploy start`, which submits job after job."""
         changes = [word for change in (*self.changes, f"seed={seed}") for word in ("-c", change)]
         words = ["start", "demo", *changes, "--kit", self.folder / "admin", "--run", run]
-        words += ["--job-rounds", self.job_rounds, "--step-seconds", 10]
+        words += ["--job-rounds", self.job_rounds, "--step-seconds", 10, *self.more]
         process = subprocess.Popen(self._words(*words), stdout=self.log, stderr=self.log)
         self.running.append(process)
         return process
@@ -208,9 +209,11 @@ def main() -> None:
     parser.add_argument("--job-rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--port", type=int, default=8002)
+    parser.add_argument("--secure-sums", action="store_true")
     parser.add_argument("--record", type=Path)
     a = parser.parse_args()
-    f = Federation(a.folder, a.port, [*CHANGES, f"rounds={a.rounds}", f"eval_every={a.rounds}"], a.job_rounds)
+    changes = [*CHANGES, f"rounds={a.rounds}", f"eval_every={a.rounds}"]
+    f = Federation(a.folder, a.port, changes, a.job_rounds, a.secure_sums)
     try:
         quiet = [calm(f, seed) for seed in range(a.seeds)]
         storm = stormy(f, 0)
