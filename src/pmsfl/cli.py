@@ -261,9 +261,10 @@ def deploy_site(
     data: Annotated[str, Arg("An .npz with x and y, or owner:NAME[@PATH] of the recipe's data.", metavar="PATH")],
     depth: Annotated[int | None, Arg("Cut after this block; the recipe's unless told.", metavar="D")] = None,
     repeat_simulation: Annotated[bool, Arg("For tests: masks from the run's seed, which protects nothing.")] = False,
+    secure_sums: Annotated[bool, Arg("Take part in no run without secure sums.")] = False,
 ) -> None:
     """Run a site on this host until it is stopped; its data stays here."""
-    deploying.site(kit, data, depth, repeat_simulation)
+    deploying.site(kit, data, depth, repeat_simulation, secure_sums)
 
 
 def deploy_start(
@@ -278,9 +279,10 @@ def deploy_start(
     job_rounds: Annotated[int, Arg("Rounds in a job: what a crash costs at most.", metavar="N")] = 5,
     min_clients: Annotated[int, Arg("Go on with so many sites.", metavar="K")] = 2,
     step_seconds: Annotated[float, Arg("Wait so long for a site in each step.", metavar="S")] = 30.0,
+    secure_sums: Annotated[bool, Arg("Sum masks so that the server sees none of them; begin the run with it.")] = False,
 ) -> None:
     """Train a recipe over the connected sites; call it again to go on."""
-    deploying.start(recipe, changes or [], method, kit, run, job_rounds, min_clients, step_seconds)
+    deploying.start(recipe, changes or [], method, kit, run, job_rounds, min_clients, step_seconds, secure_sums)
 
 
 def deploy_status(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -224,6 +225,21 @@ def test_a_server_killed_at_any_moment_resumes_bit_for_bit(
     rehearse(again, sites_of(tmp_path, wanted, three()), 3)
     same_model(again.state, undisturbed(tmp_path / "calm", checkpoint_every=2, eval_every=9))
     assert [line["round"] for line in again.books.directory.metrics()] == [1, 2, 3]
+
+
+def test_a_job_that_is_aborted_leaves_its_rounds_on_disk(tmp_path: Path) -> None:
+    """FLARE aborts a job when a site's process dies; no round is played twice for that."""
+    wanted = recipe(checkpoint_every=9, eval_every=9)
+    server, sites = server_of(tmp_path, wanted, three()), sites_of(tmp_path, wanted, three())
+    play = server.play
+    server.play = lambda rounds: play(rounds, lambda: bool(server.state and server.state.round))  # type: ignore
+    with pytest.raises(PmsflError, match="aborted"):
+        rehearse(server, sites, 3)
+    again = server_of(tmp_path, wanted, three())
+    rehearse(again, sites_of(tmp_path, wanted, three()), 3)
+    same_model(again.state, undisturbed(tmp_path / "calm", checkpoint_every=9, eval_every=9))
+    counts = json.loads((tmp_path / "a" / "run" / "rounds.json").read_text())
+    assert counts["0"] == 1
 
 
 def test_a_site_joins_late_and_takes_part_from_the_next_job(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from pmsfl.deploy import kits
+from pmsfl.deploy.host import SiteConfig
 from pmsfl.deploy.operate import job_folder
 from pmsfl.deploy.policy import CLASSES, restrict
+from pmsfl.deploy.secure import Authority, Identity, SecureError
 from pmsfl.deploy.settings import Patience
 
 from .helpers import recipe
 
 pytest.importorskip("nvflare")
+
+from pmsfl.deploy.flare import FlareServer
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +62,22 @@ def test_a_job_carries_no_code(made: dict[str, Path]) -> None:
     config = json.loads(next(folder.rglob("config_fed_server.json")).read_text())
     assert config["components"][0]["path"] == "pmsfl.deploy.flare.FlareServer"
     assert config["components"][0]["args"]["rounds"] == 2
+
+
+def test_a_job_and_a_site_say_whether_masks_are_summed_securely(made: dict[str, Path]) -> None:
+    for wanted in (True, False):
+        folder = job_folder(made[kits.ADMIN], recipe(), "run", ["a", "b"], 2, Patience(), wanted)
+        config = json.loads(next(folder.rglob("config_fed_server.json")).read_text())
+        assert FlareServer(**config["components"][0]["args"]).secure_sums is wanted
+        SiteConfig("x.npz", secure_sums=wanted).write(made["a"])
+        assert SiteConfig.read(made["a"]).secure_sums is wanted
+
+
+def test_kits_vouch_for_keys_of_secure_sums(made: dict[str, Path]) -> None:
+    """Signed with a's kit, checked with what b's and the server's have."""
+    names = ("a", "b")
+    proof = Identity(made["a"], names).prove(b"keys")
+    for checker in (Identity(made["b"], names), Authority(made["localhost"], names)):
+        checker.check(0, b"keys", proof)
+        with pytest.raises(SecureError, match="signed by 'a'"):
+            checker.check(1, b"keys", proof)

@@ -57,6 +57,7 @@ def test_numbers_on_the_wire_never_change() -> None:
         "EVALUATION": 10,
         "FEATURES": 11,
         "FEATURE_GRADIENT": 12,
+        "SECURE": 13,
     }
     assert {codec.name: codec.value for codec in Codec} == {
         "FP32": 1,

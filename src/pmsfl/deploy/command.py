@@ -16,6 +16,12 @@ from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import MISSING, emit_json, human_bytes, note, number, pairs, percent, say, table
 
+SEEN = "the server sees each site's; every upload is checked"
+SUMMED = (
+    "secure sums: the server sees their sum only, not which coordinates are personal; uploads are neither "
+    "entropy-coded nor checked one by one (no mask score); norms, smashed data and labels go as ever"
+)
+
 
 def init(folder: Path, sites: str, server: str, port: int) -> None:
     """Make the kits and say where each belongs."""
@@ -35,10 +41,10 @@ def serve(kit: Path) -> None:
         raise PmsflError(f"the server ended with code {code}; see {kit}/log.txt")
 
 
-def site(kit: Path, data: str, depth: int | None, repeat_simulation: bool) -> None:
+def site(kit: Path, data: str, depth: int | None, repeat_simulation: bool, secure_sums: bool) -> None:
     """Run a site until it is stopped."""
     note(f"{data} stays on this host")
-    if code := operate.site(kit, SiteConfig(data, depth, repeat_simulation)):
+    if code := operate.site(kit, SiteConfig(data, depth, repeat_simulation, secure_sums)):
         raise PmsflError(f"the site ended with code {code}; see {kit}/log.txt")
 
 
@@ -51,13 +57,14 @@ def start(
     job_rounds: int,
     min_clients: int,
     step_seconds: float,
+    secure_sums: bool,
 ) -> None:
     """Submit jobs until the run is complete."""
     wanted = Recipe.load(recipe, changes, method=method)
     if job_rounds < 1:
         raise PmsflError(f"--job-rounds {job_rounds}: take at least 1")
     patience = Patience(min_clients=min_clients, step_seconds=step_seconds, gather_seconds=step_seconds)
-    operate.start(kit, wanted, run_name(wanted, run), job_rounds, patience, note)
+    operate.start(kit, wanted, run_name(wanted, run), job_rounds, patience, note, secure_sums)
 
 
 def run_name(recipe: Recipe, run: str | None) -> str:
@@ -113,6 +120,7 @@ def _tell(found: dict[str, Any]) -> None:
                 MISSING if times["engine_share"] is None else f"{100 * times['engine_share']:.0f} %",
             ),
             ("failed", run["failed"] or "no"),
+            ("masks", SUMMED if run.get("secure_sums") else SEEN),
         ],
     )
     rows = [

@@ -39,6 +39,10 @@ class Desk:
         """The answer to a request; new: it has not been taken in before. PmsflError: it is refused."""
         raise NotImplementedError
 
+    def late(self, site: str, r: Request, taken_in: bool) -> Answer | None:
+        """The answer to a request that comes when all is over, where it has one; taken_in: it came before."""
+        return None
+
     def tick(self) -> None:
         """Move on what can move."""
 
@@ -65,9 +69,9 @@ class Desk:
             return self._keep(site, request, key, digest, answer)
 
     def _once(self, site: str, request: Request, key: Key, digest: str) -> Answer:
-        if self.over is not None:
-            return Answer(Status.OVER, {"reason": self.over})
         seen = self.held.get(site, {}).get(key)
+        if self.over is not None:
+            return self.late(site, request, seen == digest) or Answer(Status.OVER, {"reason": self.over})
         if seen not in (None, digest):
             raise WireError(f"{request.op.name} of this round and step came before with other content: replayed")
         return self.meet(site, request, seen is None)

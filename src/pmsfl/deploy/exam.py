@@ -56,13 +56,20 @@ class LiveEvaluation:
     """An evaluation under way. rows: training and test rows of every site that takes part."""
 
     def __init__(
-        self, world: World, state: State, rows: Mapping[int, tuple[int, int]], ledger: Ledger, bounds: Bounds
+        self,
+        world: World,
+        state: State,
+        rows: Mapping[int, tuple[int, int]],
+        ledger: Ledger,
+        bounds: Bounds,
+        personal: bool = False,
     ) -> None:
+        """personal: sites may have personal coordinates that the server knows nothing of."""
         self.world, self.state, self.rows, self.ledger, self.bounds = world, state, dict(rows), ledger, bounds
         self.evaluator = Evaluator(world)
         self.wire = Wire(world)
         self.draws = self.evaluator.draws
-        personal = any(len(m.indices) for m in state.bank.values())
+        personal = personal or any(len(m.indices) for m in state.bank.values())
         local = any(len(world.plain_view(world.depths[c]).local_places) for c in state.bank)
         self.modes = (GLOBAL, OWN) if personal or local else (GLOBAL,)
         self.collects = bool(self.evaluator.norms) and world.recipe.statistics != "batch"

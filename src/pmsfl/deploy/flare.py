@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
+from nvflare.collab.api.exceptions import CollabCallError
 
 from pmsfl.deploy.host import SiteConfig, run_folder
+from pmsfl.deploy.line import JobOver
 from pmsfl.deploy.server import ServerSide
 from pmsfl.deploy.settings import Patience
 from pmsfl.deploy.site import SiteSide
@@ -20,7 +22,6 @@ from pmsfl.engine.plan import Keys
 from pmsfl.recipe import Recipe
 
 CALL_SECONDS = 60.0  # of one call; the server holds none longer than Patience.hold_seconds
-JOB_SECONDS = 7 * 24 * 3600.0
 
 
 def _quiet() -> None:
@@ -32,8 +33,17 @@ def _quiet() -> None:
 class FlareServer:
     """A job of some rounds on the server."""
 
-    def __init__(self, run: str, recipe: str, sites: list[str], rounds: int, patience: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run: str,
+        recipe: str,
+        sites: list[str],
+        rounds: int,
+        patience: dict[str, Any],
+        secure_sums: bool = False,
+    ) -> None:
         self.run, self.recipe, self.sites, self.rounds, self.patience = run, recipe, sites, rounds, patience
+        self.secure_sums = secure_sums
         self._side: ServerSide | None = None
         self._ready = threading.Event()
 
@@ -42,13 +52,16 @@ class FlareServer:
         """Play the job; the number of rounds the run then has."""
         _quiet()
         log = logging.getLogger("pmsfl.deploy")
-        folder = run_folder(Path(collab.workspace.get_root_dir()), self.run)
+        kit = Path(collab.workspace.get_root_dir())
+        folder, patience = run_folder(kit, self.run), Patience(**self.patience)
         recipe = Recipe.from_toml(self.recipe, "the job's recipe")
-        self._side = side = ServerSide(folder, recipe, self.sites, Patience(**self.patience), note=log.info)
+        self._side = side = ServerSide(
+            folder, recipe, self.sites, patience, note=log.info, secure_sums=self.secure_sums, kit=kit
+        )
         self._ready.set()
-        # What a site returns is only why it ended: nobody waits for one that died.
-        collab.clients(blocking=False, timeout=JOB_SECONDS, optional=True).take_part(self.recipe)
-        rounds = side.play(self.rounds)
+        # Sites call us from here on. No result is expected: FLARE would hold the job open for a site that has died.
+        collab.clients(expect_result=False, optional=True).take_part(self.recipe)
+        rounds = side.play(self.rounds, lambda: bool(collab.is_aborted))
         log.info("job over after round %d of %d", rounds, recipe.rounds)
         return rounds
 
@@ -81,6 +94,25 @@ class FlareSite:
         if config.repeat_simulation:
             log.warning("masks come from the run's seed: the server can recompute them. For tests only")
             keys = Keys.of_seed(Recipe.from_toml(recipe).seed)
-        side = SiteSide(root / "pmsfl", config.data, config.depth, note=log.info, keys=keys)
+        side = SiteSide(
+            root / "pmsfl",
+            config.data,
+            config.depth,
+            note=log.info,
+            keys=keys,
+            secure_sums=config.secure_sums,
+            kit=root,
+        )
         server = collab.server(timeout=CALL_SECONDS)
-        return side.play(recipe, lambda data: bytes(server.request(data)))
+
+        def call(data: bytes) -> bytes:
+            if collab.is_aborted:
+                raise JobOver("the job was aborted")
+            try:
+                return bytes(server.request(data))
+            except CollabCallError as e:
+                if "shutting down" in str(e):  # FLARE closes the job before the last site has asked
+                    raise JobOver("the job is over") from None
+                raise ConnectionError(str(e)) from e  # to be tried again
+
+        return side.play(recipe, call)

@@ -39,6 +39,7 @@ class Op(IntEnum):
     TEST = 7  # smashed test data -> logits
     REPORT = 8  # how many were right
     SKIP = 9  # something is wrong here: leave me out of this round
+    SECURE = 10  # keys, shares and answers of a secure sum; the step is the message's kind
 
 
 class Status(IntEnum):

@@ -18,6 +18,7 @@ class SiteConfig:
     data: str
     depth: int | None = None
     repeat_simulation: bool = False  # for tests: keys of the recipe's seed instead of the site's secret
+    secure_sums: bool = False  # take part in no run without them
 
     @staticmethod
     def read(kit: Path) -> SiteConfig:

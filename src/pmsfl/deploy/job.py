@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from pmsfl.deploy.books import Books
-from pmsfl.deploy.desk import Desk, Note, system_clock
+from pmsfl.deploy.desk import Note, system_clock
 from pmsfl.deploy.exam import LiveEvaluation
 from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
+from pmsfl.deploy.phases import Phases
 from pmsfl.deploy.roster import Roster
 from pmsfl.deploy.rules import check_deployable, digest_of, evaluates_after, hides_smashed, largest_request
+from pmsfl.deploy.secure import Authority, SecureError
+from pmsfl.deploy.secure_round import SecureRound
 from pmsfl.deploy.settings import Bounds, Patience
+from pmsfl.deploy.sums import alone, check_depths, check_summable, may_be_personal
 from pmsfl.deploy.worlds import server_world
 from pmsfl.engine.evaluate import Evaluation
 from pmsfl.engine.metrics import RoundMetrics
@@ -33,8 +37,10 @@ from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.masks import decode_indices
 from pmsfl.wire.messages import Kind, WireError, decode
 
+ATTEMPTS = 5  # at one round, in one job
 
-class Job(Desk):
+
+class Job(Phases):
     """One run on the server, and the job of some rounds that is under way. What calls mean, `ServerSide` says."""
 
     def __init__(
@@ -47,20 +53,34 @@ class Job(Desk):
         roster: Roster | None = None,
         note: Note = lambda line: None,
         clock: Callable[[], float] = system_clock,
+        secure_sums: bool = False,
+        kit: Path | None = None,
     ) -> None:
-        """roster: facts that are known beforehand (shape, classes, normalisation), for a new run."""
+        """roster: facts that are known beforehand (shape, classes, normalisation), for a new run. kit: whose authority
+        checks what sites sign; None in a rehearsal."""
         check_deployable(recipe)
         super().__init__(sites, patience or Patience(), note, clock)
         self.books, known = Books.open(path, recipe, sites)
         self.roster = roster if roster is not None and not known.facts else known
         if self.roster.sites != tuple(sites):
             raise PmsflError(f"{path} is a run of the sites {', '.join(self.roster.sites)}, not of {', '.join(sites)}")
+        self.authority = None if kit is None or not secure_sums else Authority(kit, sites)
+        self._agree_on_sums(secure_sums, bool(known.facts))
         self.recipe, self.name, self.bounds = self.books.recipe, path.name, bounds or Bounds()
         self.least = min(self.patience.min_clients, len(sites))
         self.world: World | None = None
         self.state: State | None = None
         self.mask_scores: dict[str, float] = {}
         self.prepare()
+
+    def _agree_on_sums(self, secure_sums: bool, begun: bool) -> None:
+        """A run keeps to what it began with: sites have agreed to that and to nothing else."""
+        if begun and secure_sums != self.roster.secure_sums:
+            was, now = ("with", "leave it out of no start") if self.roster.secure_sums else ("without", "leave it out")
+            raise PmsflError(f"this run was begun {was} --secure-sums; {now}, or begin a new run with --run NAME")
+        self.roster.secure_sums = secure_sums
+        if secure_sums:
+            check_summable(self.books.recipe, len(self.roster.sites), self.patience.min_clients)
 
     def prepare(self) -> None:
         """A job is about to be played: whoever calls already is told to wait."""
@@ -70,8 +90,7 @@ class Job(Desk):
 
     def _open(self, rounds: int) -> None:
         self.phase, self.until, self.over = "enrol", rounds, None
-        self.first: float | None = self.now()  # when the first site came to what is being waited for
-        self.moved = self.now()  # when anything last came or went on
+        self.first = self.moved = self.now()
         self.here: dict[str, str] = {}  # sites of this job -> their session
         self.absent: set[str] = set()  # of those, who missed the last deadline
         self.asked: dict[str, Request] = {}  # who waits for something to do
@@ -84,16 +103,22 @@ class Job(Desk):
         self.before = Ledger()
         self.merged: tuple[State, RoundMetrics, RoundPlan] | None = None
         self.failed: str | None = None
+        self.given_up = 0  # times in a row
 
     # --- a job
 
-    def play(self, rounds: int) -> int:
-        """Play so many rounds with whoever comes (to the recipe's last at most); the number of rounds completed."""
+    def play(self, rounds: int, aborted: Callable[[], bool] = lambda: False) -> int:
+        """Play so many rounds with whoever comes (to the recipe's last at most); the number of rounds completed.
+
+        aborted: tells that the transport is about to end the job; what was done until then goes to the disk.
+        """
         with self.changed, self.books.directory.locked():
             self._open(rounds)
             while self.over is None:
                 self.changed.wait(min(0.25, self.patience.step_seconds / 4))
                 self.tick()
+                if aborted():
+                    self.close("the job was aborted")
             if self.state is not None:
                 self.books.checkpoint(self.state)
             self._publish()
@@ -109,41 +134,7 @@ class Job(Desk):
     def _publish(self) -> None:
         self.books.write_status(self.status())
 
-    def close(self, reason: str) -> None:
-        """End the job: everybody is told so."""
-        with self.changed:
-            self.failed = self.over = reason
-            self.changed.notify_all()
-
     # --- moving on
-
-    def _arrive(self) -> None:
-        self.moved = self.now()
-        if self.first is None:
-            self.first = self.moved
-        self.changed.notify_all()
-
-    def _move(self, phase: str) -> None:
-        self.phase, self.first, self.moved = phase, None, self.now()
-        self.changed.notify_all()
-
-    def _passed(self, seconds: float) -> bool:
-        return self.first is not None and self.now() - self.first >= seconds
-
-    def tick(self) -> None:
-        """Move the run on where everybody is there or a deadline has passed."""
-        if self.over is not None or self.phase == "closed":
-            return
-        try:
-            ticks = {"enrol": self._enrol, "gather": self._gather, "round": self._round, "exam": self._exam}
-            ticks[self.phase]()
-            if self.over is None and self.phase != "enrol" and self.now() - self.moved > self.patience.idle_seconds:
-                self.close(f"nothing has moved for {self.patience.idle_seconds:g} s: too few sites are there")
-        except PmsflError as e:
-            self.close(str(e))
-        except Exception as e:
-            self.close(f"the server failed: {e!r}")
-            raise
 
     def _enrol(self) -> None:
         if len(self.here) < len(self.roster.sites) and not self._passed(self.patience.enrol_seconds):
@@ -152,6 +143,9 @@ class Job(Desk):
             self.close(f"{len(self.here)} sites came, at least {self.least} are needed")
             return
         self.roster.settle(self.recipe)
+        if self.roster.secure_sums:
+            assert self.roster.depths is not None
+            check_depths(self.recipe, self.roster.depths)
         self.books.save_roster(self.roster)
         if self.world is None:
             self.world = server_world(self.recipe, self.roster)
@@ -185,15 +179,25 @@ class Job(Desk):
         there = [s for s in self.roster.sites if s in self.asked]
         if len(there) < self.least:
             return  # somebody may come back; if not, the idle limit ends the job
+        plan = self._plan(there)
+        if self.roster.secure_sums and alone(plan.depths):
+            return  # the deepest site is waited for or waits for another of its depth, in the same way
         self.absent |= awaited
         self.before = self.books.totals.ledger.snapshot()
         self.gradients = {}
-        plan = self._plan(there)
-        self.live = live = LiveRound(self.world, self.state, plan, self.books.totals.ledger, self.bounds)
+        self.live = live = self._begin(plan)
         self._move("round")
         for i, client in enumerate(plan.clients):
-            info = {"do": "round", "round": plan.round, "steps": plan.steps[i]}
+            info = {"do": "round", "round": plan.round, "steps": plan.steps[i], **live.offer()}
             self._give(self.roster.sites[client], Answer(Status.OK, info, live.start(i)))
+
+    def _begin(self, plan: RoundPlan) -> LiveRound:
+        assert self.world is not None
+        assert self.state is not None
+        ledger = self.books.totals.ledger
+        if self.roster.secure_sums:
+            return SecureRound(self.world, self.state, plan, ledger, self.bounds, self.least, self.authority)
+        return LiveRound(self.world, self.state, plan, ledger, self.bounds)
 
     def _plan(self, there: Sequence[str]) -> RoundPlan:
         """The round of those who are there."""
@@ -212,10 +216,11 @@ class Job(Desk):
         request, client = self.asked[site], self.roster.client(site)
         known = self.state.bank.get(client)
         mine = torch.zeros(0, dtype=torch.int64) if known is None else known.indices
-        if request.info.get("round") == self.state.round and request.info.get("personal") == digest_of(mine):
+        same_round = request.info.get("round") == self.state.round
+        if same_round and (self.roster.secure_sums or request.info.get("personal") == digest_of(mine)):
             return
         ask = Answer(Status.OK, {"do": "tell", "round": self.state.round})
-        if request.info.get("round") != self.state.round or not request.wire:
+        if not same_round or not request.wire:
             self._give(site, ask)
             return
         try:
@@ -240,17 +245,20 @@ class Job(Desk):
                 self.absent.add(site)
                 self.note(f"round {live.plan.round + 1}: {site} is late and left out until the next round")
             self.first = None
-        if len(live.inside) < min(self.least, len(live.plan.clients)):
-            self._give_up(f"only {len(live.inside)} of {len(live.plan.clients)} sites are left in the round")
+        if reason := live.too_few(self.least):
+            self._give_up(reason)
         elif not live.missing():
-            if live.sequential or live.step >= max(live.plan.steps):
-                self._end_round(live)
-                return
-            if live.inbox:
-                self.gradients |= live.take_step()
+            if not live.stepping:
+                if not live.go_on():
+                    self._end_round(live)
+                    return
+                self.first = self.moved = self.now()  # all of them are to answer
             else:
-                live.step += 1  # whoever had more steps has gone
-            self.first = self.now() if live.done else None  # those who are done wait in silence
+                if live.inbox:
+                    self.gradients |= live.take_step()
+                else:
+                    live.step += 1  # whoever had more steps has gone
+                self.first = self.now() if live.anyone_waits else None  # those who are done wait in silence
             self.changed.notify_all()
             self._round()
 
@@ -258,12 +266,15 @@ class Job(Desk):
         """The round does not count: the state before it is still there, and its bytes are not counted."""
         assert self.live is not None
         self.note(f"round {self.live.plan.round + 1} is given up: {reason}")
-        for i in self.live.inside:
-            self.live.leave_out(i, f"the round was given up: {reason}")
+        self.live.give_up(reason)
         self._settle(self.live)
         if self.world is not None:  # what was sent was seen, whether it counts or not
             self.books.spending = self.books.spending.after(self.world, self.live.actual())
         self.books.totals.ledger.load(self.before.as_dict(), self.before.messages_as_dict())
+        self.given_up += 1
+        if self.given_up >= ATTEMPTS:
+            self.close(f"round {self.live.plan.round + 1} was given up {self.given_up} times, at last because {reason}")
+            return
         self._between()
 
     def _settle(self, live: LiveRound) -> None:
@@ -276,7 +287,11 @@ class Job(Desk):
 
     def _end_round(self, live: LiveRound) -> None:
         assert self.world is not None
-        self.merged = live.merge()
+        try:
+            self.merged = live.merge()
+        except SecureError as e:  # a site sent wrong shares or numbers
+            self._give_up(str(e))
+            return
         self._settle(live)
         self.state, self.live = self.merged[0], None
         if not evaluates_after(self.recipe, self.state.round) or hides_smashed(self.recipe):
@@ -284,7 +299,9 @@ class Job(Desk):
             return
         there = {self.roster.client(s): self.roster.facts[s] for s in self.here if s not in self.absent}
         rows = {c: (f.train, f.test) for c, f in there.items()}
-        self.exam = LiveEvaluation(self.world, self.state, rows, self.books.totals.ledger, self.bounds)
+        # Which coordinates are personal, a server of secure sums does not know.
+        hidden = self.roster.secure_sums and may_be_personal(self.world, self.state.round - 1)
+        self.exam = LiveEvaluation(self.world, self.state, rows, self.books.totals.ledger, self.bounds, hidden)
         self._move("exam")
         self.first = self.now()
 
@@ -323,6 +340,7 @@ class Job(Desk):
                 self.books.shown(client, self.exam.rows[client][0], times)
         more = {"sites": sites, "timing": self.timing.summary()}
         self.books.write_round(self.world, state, metrics, plan, evaluation, self.before, more)
+        self.given_up = 0
         if state.round % self.recipe.checkpoint_every == 0 or state.round >= self.recipe.rounds:
             self.books.checkpoint(state)
         self._between()

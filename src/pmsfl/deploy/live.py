@@ -59,11 +59,30 @@ class LiveRound:
 
     def missing(self) -> list[int]:
         """Whom the current step, or the end of the round, still waits for."""
-        if self.sequential:
-            return [i for i in self.inside if i not in self.done]
-        if self.step < max(self.plan.steps):
+        if self.stepping:
             return [i for i in self.inside if self.plan.steps[i] > self.step and i not in self.inbox]
         return [i for i in self.inside if i not in self.done]
+
+    @property
+    def stepping(self) -> bool:
+        """Are there steps that everybody takes together still to come?"""
+        return not self.sequential and self.step < max(self.plan.steps)
+
+    @property
+    def anyone_waits(self) -> bool:
+        """Is somebody through with its steps?"""
+        return bool(self.done)
+
+    def too_few(self, least: int) -> str:
+        """Why the round cannot end any more; '' while it can."""
+        if len(self.inside) >= min(least, len(self.plan.clients)):
+            return ""
+        return f"only {len(self.inside)} of {len(self.plan.clients)} sites are left in the round"
+
+    def give_up(self, reason: str) -> None:
+        """The round does not count, for nobody."""
+        for i in self.inside:
+            LiveRound.leave_out(self, i, f"the round was given up: {reason}")
 
     def leave_out(self, i: int, reason: str) -> None:
         """A client is late or has failed: out until the next round, its mask dropped."""
@@ -132,11 +151,32 @@ class LiveRound:
 
     # --- the end
 
+    def go_on(self) -> bool:
+        """After all uploads: is there more to come before the merge? Not here, see `SecureRound`."""
+        return False
+
+    def take(self, i: int, kind: int, data: bytes) -> None:
+        """A message of a secure sum."""
+        raise WireError("SECURE: this run has no secure sums")
+
+    def reply(self, i: int, kind: int) -> bytes | None:
+        """What it is answered with; None: nothing yet."""
+        return None
+
+    def offer(self) -> dict[str, Any]:
+        """What sites are told at the start of a round beyond θ and norms."""
+        return {}
+
+    def _check_steps(self, i: int) -> None:
+        if self.taken[i] != self.plan.steps[i]:
+            raise WireError(
+                f"the upload of client {self.plan.clients[i]} comes after {self.taken[i]} of {self.plan.steps[i]} steps"
+            )
+
     def finish(self, i: int, info: Mapping[str, Any], data: bytes) -> None:
         """One client's upload, checked and entered. WireError: not used, and nothing has changed."""
         w, client, depth = self.world, self.plan.clients[i], self.plan.depths[i]
-        if self.taken[i] != self.plan.steps[i]:
-            raise WireError(f"the upload of client {client} comes after {self.taken[i]} of {self.plan.steps[i]} steps")
+        self._check_steps(i)
         placed(data, self.wire.run, self.plan.round, client, 0)
         known = remembered(w, self.state, client)
         sent = self.wire.start(w.sent(self.state.shared, depth), depth).shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import signal
 import subprocess
@@ -40,7 +41,7 @@ def site(kit: Path, config: SiteConfig) -> int:
     if not config.data.startswith("owner:") and not Path(config.data).is_file():
         raise PmsflError(f"--data {config.data!r}: no such file; give an .npz, or owner:NAME of the recipe's data")
     resolved = config.data if config.data.startswith("owner:") else str(Path(config.data).resolve())
-    SiteConfig(resolved, config.depth, config.repeat_simulation).write(kit)
+    dataclasses.replace(config, data=resolved).write(kit)
     return _keep_running(kit, "client.client_train", "fed_client.json", f"uid={site_name(kit)}")
 
 
@@ -99,16 +100,21 @@ def session(kit: Path) -> Iterator[Any]:
         found.close()
 
 
-def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> None:
+def start(
+    kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note, secure_sums: bool = False
+) -> None:
     """Submit jobs of a few rounds until the recipe's last round is done. Call it again to go on."""
     from pmsfl.deploy.rules import check_deployable  # here, so that keeping a process alive does not need torch
+    from pmsfl.deploy.sums import check_summable
 
     check_deployable(recipe)
-    read_plan(kit)
+    sites = read_plan(kit)["sites"]
+    if secure_sums:
+        check_summable(recipe, len(sites), patience.min_clients)
     failures, reached = 0, -1
     while True:
         try:
-            done = _one_job(kit, recipe, run, job_rounds, patience, note)
+            done = _one_job(kit, recipe, run, job_rounds, patience, note, secure_sums)
         except Exception as e:  # the server may be restarting: what it has on disk is safe
             done, said = reached, str(e)
         else:
@@ -125,7 +131,9 @@ def start(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patien
             time.sleep(PAUSE)
 
 
-def _one_job(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note) -> int:
+def _one_job(
+    kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note, secure_sums: bool
+) -> int:
     """Submit a job and wait for its end; how many rounds the run then has."""
     with session(kit) as s:
         before = status_of(s, run)
@@ -134,7 +142,7 @@ def _one_job(kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Pat
             return int(reached)
         sites = read_plan(kit)["sites"]
         _wait_for_sites(s, sites, min(patience.min_clients, len(sites)), patience.enrol_seconds)
-        folder = job_folder(kit, recipe, run, sites, job_rounds, patience)
+        folder = job_folder(kit, recipe, run, sites, job_rounds, patience, secure_sums)
         job = s.submit_job(str(folder))
         note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
         outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
@@ -161,14 +169,16 @@ def connected(s: Any) -> list[str]:
     return sorted(c.name for c in s.get_system_info().client_info)
 
 
-def job_folder(kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience) -> Path:
+def job_folder(
+    kit: Path, recipe: Recipe, run: str, sites: list[str], rounds: int, patience: Patience, secure_sums: bool = False
+) -> Path:
     """A job as FLARE takes it, written below the kit; its folder."""
     need_flare()
     from nvflare.collab import CollabRecipe
 
     from pmsfl.deploy.flare import FlareServer, FlareSite
 
-    server = FlareServer(run, recipe.to_toml(), sites, rounds, patience.as_dict())
+    server = FlareServer(run, recipe.to_toml(), sites, rounds, patience.as_dict(), secure_sums)
     least = min(patience.min_clients, len(sites))
     job = CollabRecipe(job_name=f"pmsfl-{run}", server=server, client=FlareSite(), min_clients=least)
     target = kit.resolve() / "jobs"

@@ -71,6 +71,7 @@ class Roster:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     depths: tuple[int, ...] | None = None
+    secure_sums: bool = False  # of masks; a run keeps what it began with
 
     def client(self, site: str) -> int:
         """A site's number; EnrolmentError for a name that is not on the list."""
@@ -142,7 +143,13 @@ class Roster:
         """The inverse of `as_dict`."""
         plain = {k: None if content[k] is None else tuple(content[k]) for k in ("shape", "mean", "std", "depths")}
         facts = {site: Facts.read(f) for site, f in content["facts"].items()}
-        return Roster(tuple(content["sites"]), facts, classes=content["classes"], **plain)
+        return Roster(
+            tuple(content["sites"]),
+            facts,
+            classes=content["classes"],
+            secure_sums=content.get("secure_sums", False),
+            **plain,
+        )
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,7 @@ class Manifest:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     frozen: str  # sha256
+    secure_sums: bool = False  # are masks summed so that the server sees none of them?
 
     @staticmethod
     def read(info: Mapping[str, Any]) -> Manifest:
@@ -176,6 +184,7 @@ class Manifest:
                 tuple(_number(v) for v in _list(info["mean"], 4096)),
                 tuple(_number(v) for v in _list(info["std"], 4096)),
                 str(info["frozen"]),
+                _truth(info["secure_sums"]),
             )
         except (KeyError, TypeError, ValueError) as e:
             raise EnrolmentError(f"the server's manifest cannot be read: {e!r}") from None
@@ -206,6 +215,12 @@ def _pooled(facts: Sequence[Facts]) -> tuple[tuple[float, ...], tuple[float, ...
 def _whole(value: Any, low: int = 0, high: int = 1 << 40) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"{value!r} is no whole number in {low}..{high}")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} is neither true nor false")
     return value
 
 

@@ -9,6 +9,7 @@ from pmsfl.deploy.frames import Answer, Op, Request, Status
 from pmsfl.deploy.job import Job
 from pmsfl.deploy.live import LiveRound
 from pmsfl.deploy.roster import EnrolmentError, Facts
+from pmsfl.deploy.secure.session import Kind as Stage
 from pmsfl.deploy.timing import read_trips
 from pmsfl.deploy.worlds import manifest_for
 from pmsfl.engine.plan import local_steps
@@ -32,9 +33,14 @@ class ServerSide(Job):
         if r.op == Op.SKIP:
             self._drop(site, f"it skips: {str(r.info.get('reason', ''))[:200]}")
             return Answer(Status.OK)
-        if r.op in (Op.STEP, Op.FINISH):
+        if r.op in (Op.STEP, Op.FINISH, Op.SECURE):
             return self._train(site, client, r, new)
         return self._evaluate(site, client, r, new)
+
+    def late(self, site: str, r: Request, taken_in: bool) -> Answer | None:
+        """How the last round ended for a site that had no answer to its upload before the job was over."""
+        ended, outcome = self.settled.get(site, (-1, None))
+        return outcome if ended == r.round and ((r.op == Op.FINISH and taken_in) or _is_answer(r)) else None
 
     def _hello(self, site: str, client: int, r: Request) -> Answer:
         session = str(r.info.get("session", ""))[:64]
@@ -92,7 +98,7 @@ class ServerSide(Job):
         if (
             ended == r.round
             and (live is None or live.plan.round != ended)
-            and not (new and outcome.status == Status.OK)
+            and not (new and outcome.status == Status.OK and not _is_answer(r))
         ):
             return outcome
         if live is None or r.round != live.plan.round or (i := live.place(client)) is None:
@@ -109,7 +115,9 @@ class ServerSide(Job):
                 return Answer(Status.OUT, {"reason": live.out[i]})
             if r.op == Op.STEP and live.taken[i] > r.step:
                 return Answer(Status.OK, {}, self.gradients.pop(i))
-            if r.op == Op.FINISH and self.live is not live:
+            if (reply := live.reply(i, Stage.UPLOAD if r.op == Op.FINISH else r.step)) is not None and r.op != Op.STEP:
+                return Answer(Status.OK, {}, reply)
+            if r.op in (Op.FINISH, Op.SECURE) and self.live is not live:
                 return Answer(Status.OK, {"accepted": True})
             return None
 
@@ -119,13 +127,16 @@ class ServerSide(Job):
         """Take in a step's smashed data or a round's upload, if it is sound."""
         if r.op == Op.STEP:
             live.accept(i, live.read_step(i, r.step, r.wire), r.wire)
+        elif r.op == Op.SECURE:
+            live.take(i, r.step, r.wire)
         else:
             if r.step:
                 raise WireError(f"FINISH with step {r.step}: it has none")
             trips = read_trips(r.info)
             live.finish(i, r.info, r.wire)
             self.timing.reported(trips)
-            self.mask_scores[site] = live.scores[i]
+            if i in live.scores:
+                self.mask_scores[site] = live.scores[i]
         self.take_in(site, r)
         self._arrive()
 
@@ -179,6 +190,7 @@ class ServerSide(Job):
                 "bytes": totals.ledger.as_dict(),
                 "timing": self.timing.summary(),
                 "failed": self.failed,
+                "secure_sums": self.roster.secure_sums,
                 "sites": {site: self._about(k, site) for k, site in enumerate(self.roster.sites)},
             }
 
@@ -191,6 +203,11 @@ class ServerSide(Job):
             "mask_score": self.mask_scores.get(site),
             "refused": self.flags.get(site, [])[-3:],
         }
+
+
+def _is_answer(r: Request) -> bool:
+    """Is it the last message of a secure sum? Should it be late, the others' shares were enough, and it counts."""
+    return r.op == Op.SECURE and r.step == Stage.ANSWER
 
 
 def _place(info: dict[str, Any], key: str) -> int:

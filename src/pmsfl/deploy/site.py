@@ -22,6 +22,8 @@ from pmsfl.deploy.line import Call, JobOver, LeftOut, Line, Refusal
 from pmsfl.deploy.roster import Manifest
 from pmsfl.deploy.rules import digest_of, hides_smashed
 from pmsfl.deploy.secret import site_keys
+from pmsfl.deploy.secure import Identity
+from pmsfl.deploy.secure_upload import SecureUpload
 from pmsfl.deploy.settings import Guard
 from pmsfl.deploy.sitting import Sitting
 from pmsfl.deploy.store import Store
@@ -32,6 +34,7 @@ from pmsfl.engine.plan import Keys, local_steps
 from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
+from pmsfl.masks.random import Stream
 from pmsfl.recipe import Recipe
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.masks import encode_indices
@@ -49,10 +52,14 @@ class SiteSide:
         guard: Guard | None = None,
         note: Callable[[str], None] = lambda line: None,
         keys: Keys | None = None,
+        secure_sums: bool = False,
+        kit: Path | None = None,
     ) -> None:
-        """data: see `load_site_data`. keys: for tests that repeat a simulation; else they come from the secret."""
+        """data: see `load_site_data`. keys: for tests that repeat a simulation; else they come from the secret.
+        secure_sums: take part in no run without them. kit: whose certificate signs this site's part of them."""
         self.store, self.source, self.depth = Store(folder), data, depth
-        self.guard, self.note, self.fixed_keys = guard or Guard(), note, keys
+        self.guard, self.note, self.fixed_keys, self.demands_sums = guard or Guard(), note, keys, secure_sums
+        self.kit = kit
         self.round = 0  # how far the run is, as far as this site knows
         self.asked = 0
         self.oldest = 0
@@ -83,7 +90,9 @@ class SiteSide:
         settled = self.check_recipe(Recipe.from_toml(manifest.recipe, "the server's manifest"))
         if settled.replace(depths=recipe.depths, cohort=recipe.cohort, data_path=recipe.data_path) != recipe:
             raise Refusal("the manifest's recipe is not the one that was offered")
-        keys = self.fixed_keys or site_keys(self.store.secret(), manifest.run, settled.seed)
+        if self.demands_sums and not manifest.secure_sums:
+            raise Refusal("this site takes part with --secure-sums only, and the server's run is without")
+        self.keys = keys = self.fixed_keys or site_keys(self.store.secret(), manifest.run, settled.seed)
         world = site_world(settled, manifest, data.x, data.y, data.train, data.test, keys)
         self._check_world(world, manifest)
         self.store.pin(manifest)
@@ -124,10 +133,12 @@ class SiteSide:
     def _one_task(self, line: Line, tell: bool = False) -> None:
         memory = self._memory()
         mine = torch.zeros(0, dtype=torch.int64) if memory is None else memory.indices
-        info = {"round": self.round, "personal": digest_of(mine)}
+        hidden = self.manifest.secure_sums  # which coordinates are personal, nobody is told then
+        info = {"round": self.round, "personal": 0 if hidden else digest_of(mine)}
         self.asked += 1
         try:
-            answer = line.ask(Op.NEXT, step=self.asked, info=info, wire=self._personal(mine) if tell else b"")
+            wire = self._personal(mine) if tell and not hidden else b""
+            answer = line.ask(Op.NEXT, step=self.asked, info=info, wire=wire)
             self._follow(answer.info)
             if answer.info.get("do") == "tell":
                 self._one_task(line, tell=True)
@@ -180,6 +191,11 @@ class SiteSide:
             raise Refusal(
                 f"round {self.round + 1} would be played {times} times; this site allows {self.guard.repeats}"
             )
+        secure = None
+        if self.manifest.secure_sums:
+            identity = None if self.kit is None else Identity(self.kit, self.manifest.sites)
+            secure = SecureUpload(w, self.wire, self.client, self.round, answer.info, identity)
+            self._draw_anew(times)
         shared, plain = self._start(answer)
         w.model.train()
         clock, memory = w.clock(self.round), self._memory()
@@ -196,10 +212,21 @@ class SiteSide:
             clock.step += 1
         finished = bottoms.finish()
         health = _health(finished) | {"trips": trips[-MOST_REPORTED:]}
-        data = self.wire.write_finish(self.round, self.client, finished, 0, self.received)
-        line.ask(Op.FINISH, self.round, info=health, wire=data)
+        if secure is not None:
+            secure.send(finished, health, line)
+        else:
+            data = self.wire.write_finish(self.round, self.client, finished, 0, self.received)
+            line.ask(Op.FINISH, self.round, info=health, wire=data)
         self.round += 1
         self.store.remember(w, self.cut, self.manifest.run, self.round, finished.memories[0], self.oldest)
+
+    def _draw_anew(self, times: int) -> None:
+        """A round that is played again uploads another draw of its mask: from two sums over the same masks, once with a
+        site and once without, its mask could be read off."""
+        self.world.keys = self.keys
+        if times > 1:
+            word = torch.tensor(int.from_bytes(os.urandom(8), "little", signed=True), dtype=torch.int64)
+            self.world.keys = Keys(self.keys.roots | {Stream.UPLOAD: word})
 
     def _gradient(self, data: bytes, step: int, shape: tuple[int, ...]) -> Tensor:
         """dL/dq, each sample's clipped to what the guard allows."""

@@ -45,7 +45,7 @@ def manifest_for(run: str, world: World, roster: Roster, client: int) -> Manifes
     assert roster.std is not None
     text = world.recipe.to_toml()
     fixed = (roster.sites, client, roster.classes, roster.shape, roster.mean, roster.std)
-    return Manifest(run, text, *fixed, frozen_hash(world))
+    return Manifest(run, text, *fixed, frozen_hash(world), roster.secure_sums)
 
 
 def site_world(recipe: Recipe, m: Manifest, x: Array, y: Ints, train: Ints, test: Ints, keys: Keys) -> World:

@@ -187,9 +187,21 @@ class Wire:
             out += Message(Kind.MASK, w.mask_codec, tuple(values.shape), payload, self.run, round_, client).encode()
         elif self.sends_shared:
             out += self._tensor(self.shared_kind, values, w.codec, round_, client)
-        if done.plain.shape[1]:
-            out += self._tensor(Kind.NORMS, done.plain[i], w.codec, round_, client)
-        return out
+        return out + self.write_norms(round_, client, done, i)
+
+    def write_norms(self, round_: int, client: int, done: Finished, i: int) -> bytes:
+        """The norms of client i of `done`, alone; nothing where it shares none."""
+        if not done.plain.shape[1]:
+            return b""
+        return self._tensor(Kind.NORMS, done.plain[i], self.world.codec, round_, client)
+
+    def read_norms(self, data: bytes, depth: int) -> Tensor:
+        """What `write_norms` wrote: [q]."""
+        q = self.norms_size(depth)
+        messages = self._read(data, [Kind.NORMS] * (q > 0))
+        if not messages:
+            return torch.zeros(0, dtype=self.world.dtype, device=self.world.device)
+        return self._floats(messages[0], (q,), self.world.codec)
 
     def _new_indices(self, done: Finished, i: int) -> bytes:
         """New personal coordinates, counted among those that were shared until now; nothing if there are none."""

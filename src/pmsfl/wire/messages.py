@@ -56,6 +56,7 @@ class Kind(IntEnum):
     EVALUATION = 10
     FEATURES = 11
     FEATURE_GRADIENT = 12
+    SECURE = 13  # keys and shares of a secure sum: in the ledger only, they have a header of their own
 
 
 class Direction(StrEnum):

@@ -8,7 +8,8 @@ drop out. No network in here: clients and server give and take bytes.
 from __future__ import annotations
 
 from pmsfl.deploy.secure.client import SecureClient
+from pmsfl.deploy.secure.identity import Authority, Identity
 from pmsfl.deploy.secure.server import SecureServer
 from pmsfl.deploy.secure.session import SecureError, Session
 
-__all__ = ["SecureClient", "SecureError", "SecureServer", "Session"]
+__all__ = ["Authority", "Identity", "SecureClient", "SecureError", "SecureServer", "Session"]

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pmsfl.deploy.secure import primitives, shamir
+from pmsfl.deploy.secure.identity import Identity
 from pmsfl.deploy.secure.lanes import Lanes, lane_dtype, pack, reduced
-from pmsfl.deploy.secure.primitives import HASH_BYTES, KEY_BYTES, TAG_BYTES
-from pmsfl.deploy.secure.session import Kind, SecureError, Session
+from pmsfl.deploy.secure.primitives import KEY_BYTES, TAG_BYTES
+from pmsfl.deploy.secure.session import PUBLIC_BYTES, Kind, SecureError, Session
 
-KEYS_BYTES = 2 * KEY_BYTES + HASH_BYTES
 SEALED_BYTES = 2 * shamir.SHARE_BYTES + TAG_BYTES
 OWN_SEED, MASKING_KEY = b"\0", b"\1"
 
@@ -22,11 +22,21 @@ class SecureClient:
     """keys → shares → upload → answer, in this order. What the server sends is checked, never trusted: a client
     answers one request, and never gives away both of a peer's secrets."""
 
-    def __init__(self, session: Session, client: int, draw: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self,
+        session: Session,
+        client: int,
+        draw: Callable[[int], bytes] = os.urandom,
+        identity: Identity | None = None,
+    ) -> None:
+        """identity: proves whose keys these are and checks the others' proofs, in a session with signed keys."""
         if client not in session.clients:
             raise SecureError(f"client {client} is not in this session")
-        self.session, self.client, self.draw = session, client, draw
+        if session.signed != (identity is not None):
+            raise SecureError("an identity goes with a session whose keys are signed, and with no other")
+        self.session, self.client, self.draw, self.identity = session, client, draw, identity
         self._sealing, self._masking, self._seed = draw(KEY_BYTES), draw(KEY_BYTES), draw(KEY_BYTES)
+        self._announced = b""
         self._roster: dict[int, bytes] = {}
         self._own_shares = b""
         self._sealed: dict[int, bytes] = {}
@@ -36,7 +46,10 @@ class SecureClient:
         """The first message: public keys."""
         self._check_turn(1)
         self._stage = 1
-        return self.session.write(Kind.KEYS, self.client, self._public())
+        public = self._public()
+        proof = b"" if self.identity is None else self.identity.prove(self.session.statement(self.client, public))
+        self._announced = public + proof
+        return self.session.write(Kind.KEYS, self.client, self._announced)
 
     def _public(self) -> bytes:
         commitment = primitives.commitment(self._seed, self.session.id, self.client)
@@ -46,12 +59,15 @@ class SecureClient:
         """The second: for every other client on the server's roster, a share of both secrets that it alone can read."""
         self._check_turn(2)
         s = self.session
-        found = s.read_list(s.read(roster, Kind.ROSTER, self.client), KEYS_BYTES)
+        found = s.read_list(s.read(roster, Kind.ROSTER, self.client), s.keys_bytes)
         self._enough(found, "the roster")
-        if found.get(self.client) != self._public():
+        if found.get(self.client) != self._announced:
             raise SecureError(f"the roster has other keys of client {self.client} than its own")
         if len({k[: 2 * KEY_BYTES] for k in found.values()}) != len(found):
             raise SecureError("two clients on the roster have the same keys")
+        if self.identity is not None:
+            for c, keys in found.items():
+                self.identity.check(c, s.statement(c, keys), keys[PUBLIC_BYTES:])
         self._stage = 2
         self._roster = found
         places = {c: s.place(c) for c in found}

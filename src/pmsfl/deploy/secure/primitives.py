@@ -25,6 +25,11 @@ def _library() -> Any:
     return x25519
 
 
+def check_library() -> None:
+    """SecureError where the library is not installed."""
+    _library()
+
+
 def public_key(private: bytes) -> bytes:
     """The X25519 public key of 32 random bytes."""
     key: bytes = _library().X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

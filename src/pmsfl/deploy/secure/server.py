@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
 
 from pmsfl.deploy.secure import primitives, shamir
-from pmsfl.deploy.secure.client import KEYS_BYTES, MASKING_KEY, OWN_SEED, SEALED_BYTES, pair_key
+from pmsfl.deploy.secure.client import MASKING_KEY, OWN_SEED, SEALED_BYTES, pair_key
+from pmsfl.deploy.secure.identity import Authority
 from pmsfl.deploy.secure.lanes import Lanes, lane_dtype, packed_bytes, reduced, unpack
 from pmsfl.deploy.secure.primitives import KEY_BYTES
-from pmsfl.deploy.secure.session import Kind, SecureError, Session
+from pmsfl.deploy.secure.session import PUBLIC_BYTES, Kind, SecureError, Session
 
 Counts = npt.NDArray[np.int64]
+MOST_TRIES = 100  # sets of shares that are put together before a secret is given up
 
 
 class SecureServer:
     """Takes each client's message of a stage once, goes on when the caller says so, and needs `threshold` clients in
     every stage. Who is missing in one is out. `client` is who the connection says it is."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, authority: Authority | None = None) -> None:
+        """authority: checks whose keys they are, so that nobody stops the others by keys that they have to refuse."""
+        self.session, self.authority = session, authority
         self._keys: dict[int, bytes] = {}
         self._shares: dict[int, dict[int, bytes]] = {}
         self._came: set[int] = set()
@@ -34,9 +38,12 @@ class SecureServer:
     def take_keys(self, client: int, data: bytes) -> None:
         """A client's KEYS."""
         body = self._body(Kind.KEYS, client, data, set(self.session.clients), self._keys)
-        if len(body) != KEYS_BYTES:
-            raise SecureError(f"KEYS of client {client}: {len(body)} bytes, expected {KEYS_BYTES}")
-        self._keys[client] = bytes(body)
+        s, keys = self.session, bytes(body)
+        if len(keys) != s.keys_bytes:
+            raise SecureError(f"KEYS of client {client}: {len(keys)} bytes, expected {s.keys_bytes}")
+        if self.authority is not None and s.signed:
+            self.authority.check(client, s.statement(client, keys), keys[PUBLIC_BYTES:])
+        self._keys[client] = keys
 
     def roster(self, client: int) -> bytes:
         """ROSTER for a client whose keys came. From now on no more keys are taken."""
@@ -105,19 +112,22 @@ class SecureServer:
         return total[: s.coordinates], total[s.coordinates :]
 
     def _secret(self, client: int) -> bytes:
-        """What the answers say together: the seed of a client that came, the masking key of one that did not."""
+        """What the answers say together: the seed of a client that came, the masking key of one that did not.
+
+        Whether it is right, everybody can see; where a share is wrong, others are tried.
+        """
         s = self.session
-        givers = sorted(self._answers)[: s.threshold]
-        secret = shamir.join({s.place(g): self._answers[g][client] for g in givers})
-        if secret is not None:
-            keys = self._keys[client]
-            if client in self._came:
-                fits = primitives.commitment(secret, s.id, client) == keys[2 * KEY_BYTES :]
-            else:
-                fits = primitives.public_key(secret) == keys[KEY_BYTES : 2 * KEY_BYTES]
-            if fits:
+        for givers in islice(combinations(sorted(self._answers), s.threshold), MOST_TRIES):
+            secret = shamir.join({s.place(g): self._answers[g][client] for g in givers})
+            if secret is not None and self._fits(client, secret):
                 return secret
         raise SecureError(f"shares of client {client}'s secret do not fit what it announced: somebody sent a wrong one")
+
+    def _fits(self, client: int, secret: bytes) -> bool:
+        keys = self._keys[client]
+        if client in self._came:
+            return primitives.commitment(secret, self.session.id, client) == keys[2 * KEY_BYTES : PUBLIC_BYTES]
+        return primitives.public_key(secret) == keys[KEY_BYTES : 2 * KEY_BYTES]
 
     def _pads(self, client: int, secret: bytes) -> Lanes:
         """What a client left in the total: its own random numbers, or, where it dropped out, those that the others

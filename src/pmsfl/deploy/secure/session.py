@@ -3,8 +3,8 @@
 Every message, little endian: magic "PMSA" | version u8 | kind u8 | session 16 bytes | client u32 | body. `client` is
 the sender, or the receiver of what the server sends. Bodies (K clients of the session, U a list of some):
 
-    KEYS     up    sealing key 32 | masking key 32 | commitment to the own seed 32
-    ROSTER   down  count u16, then for each: client u32 | the 96 bytes of KEYS
+    KEYS     up    sealing key 32 | masking key 32 | commitment to the own seed 32 | where keys are signed: proof 2048
+    ROSTER   down  count u16, then for each: client u32 | the body of its KEYS
     SHARES   up    count u16, then for each other client of the roster: client u32 | 82 sealed bytes
     SEALED   down  the same list: what the others sealed for this client
     UPLOAD   up    the numbers, b bits each
@@ -28,6 +28,8 @@ MAGIC = b"PMSA"
 VERSION = 1
 MOST_CLIENTS = 2**15  # sums fit 16 bits
 MOST_COORDINATES = 2**31
+PUBLIC_BYTES = 96  # of a client's KEYS, without the proof of whose they are
+PROOF_BYTES = 2048
 
 _HEAD = struct.Struct("<4sBB16sI")
 _COUNT = struct.Struct("<H")
@@ -61,6 +63,7 @@ class Session:
     coordinates: int
     threshold: int
     counts: bool = True  # are contributors counted, coordinate by coordinate? not needed where nobody has personal ones
+    signed: bool = False  # do clients prove to each other whose keys they are?
 
     def __post_init__(self) -> None:
         k = len(self.clients)
@@ -87,6 +90,15 @@ class Session:
         return self.coordinates * (2 if self.counts else 1)
 
     @property
+    def keys_bytes(self) -> int:
+        """The length of the body of a client's KEYS."""
+        return PUBLIC_BYTES + PROOF_BYTES * self.signed
+
+    def statement(self, client: int, public: bytes) -> bytes:
+        """What a client signs: that in this session these are its keys."""
+        return self.info(b"keys", client) + public[:PUBLIC_BYTES]
+
+    @property
     def upload_bytes(self) -> int:
         """The length of a client's UPLOAD."""
         return HEAD_BYTES + packed_bytes(self.lanes, self.bits)
@@ -94,7 +106,8 @@ class Session:
     @property
     def id(self) -> bytes:
         """16 bytes that no other session of this federation has."""
-        numbers = (self.run, self.round, self.coordinates, self.threshold, int(self.counts), *self.clients)
+        fixed = (self.run, self.round, self.coordinates, self.threshold, int(self.counts), int(self.signed))
+        numbers = (*fixed, *self.clients)
         return hashlib.sha256(b"pmsfl secure sum " + ",".join(map(str, numbers)).encode()).digest()[:16]
 
     def place(self, client: int) -> int:
