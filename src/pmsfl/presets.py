@@ -31,11 +31,15 @@ _ADAM: dict[str, Any] = {
     "weight_decay": 0.0,
 }
 
+# What the recipes improve for every method, as others have it.
+_AS_PUBLISHED: dict[str, Any] = {"union_rate": "constant", "eval_mask": "sampled"}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {"preset": "best"},
     # The paper's text: Adam at 1e-3 for everything, Eq. 4's estimator, Eq. 5's plain mean.
     "paper": {
         "preset": "paper",
+        **_AS_PUBLISHED,
         "estimator": "paper",
         "frozen": "kaiming",
         "aggregate": "sampled",
@@ -47,6 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # every method here is evaluated with the same statistics.
     "authors": {
         "preset": "authors",
+        **_AS_PUBLISHED,
         "estimator": "paper",
         "frozen": "kaiming",
         "aggregate": "damped",
@@ -61,6 +66,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # FedPM: signed-constant weights, Beta posterior with a prior that is reset, scores at 0.1.
     "fedpm": {
         "preset": "fedpm",
+        **_AS_PUBLISHED,
         "estimator": "paper",
         "aggregate": "beta",
         "frozen": "signed",
