@@ -65,6 +65,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rate-by-share-mixed": {"union_rate": "sqrt", "depths": MIXED},
     "even-uploads": {"upload_draw": "even", "personal_ratio": 0.3},
     "even-uploads-mixed": {"upload_draw": "even", "depths": MIXED, "failures": 0.3, "cohort": 5},
+    "annealed": {"damping": 1.0, "damping_schedule": "cosine"},
+    "annealed-mixed": {"damping_schedule": "cosine", "depths": MIXED, "method": "splitfed"},
     "slow-server": {"server_step": 0.5},
     "slow-server-mixed": {"server_step": 0.3, "depths": MIXED},
     "expected-top": {"top_mask": "expected", "depths": MIXED},

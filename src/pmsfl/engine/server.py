@@ -14,7 +14,7 @@ from torch.func import functional_call
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.rows import Clock, ServerRows
 from pmsfl.engine.state import Memory, State, server_optimisers
-from pmsfl.engine.world import World
+from pmsfl.engine.world import World, learning_rate
 from pmsfl.masks.aggregate import merge
 from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
@@ -220,12 +220,16 @@ class Server:
         """Merge what came up and return the next state."""
         w, state = self.world, self.state
         weights = self._weights()
+        damping = learning_rate(1.0, w.recipe.damping_schedule, self.plan.round, w.recipe.rounds)
         fresh_prior = self.plan.round % w.recipe.beta_reset == 0
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]
-            shared[:p], counts = w.method.merge(shared[:p], uploads.values, uploads.contributes, weights, counts)
-        plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, w.method.float_aggregator, weights)
+            shared[:p], counts = w.method.merge(
+                shared[:p], uploads.values, uploads.contributes, weights, counts, damping
+            )
+        rule = w.method.float_aggregator.at(damping)
+        plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, rule, weights)
         return State(
             state.round + 1,
             self._with_server(shared, self._kept(state.shared, self._server_shared(), self.p), self.p, self._holders()),

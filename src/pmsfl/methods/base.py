@@ -113,12 +113,21 @@ class Method:
         return trained
 
     def merge(
-        self, shared: Tensor, uploads: Tensor, contributes: Tensor, weights: Tensor, counts: Counts | None
+        self,
+        shared: Tensor,
+        uploads: Tensor,
+        contributes: Tensor,
+        weights: Tensor,
+        counts: Counts | None,
+        damping: float = 1.0,
     ) -> tuple[Tensor, Counts | None]:
-        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute."""
+        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute.
+
+        damping: what of the recipe's η this round takes (`damping_schedule`).
+        """
         masks = self.uploads in ("bits", "theta")
         rule = self.mask_aggregator if masks else self.float_aggregator
-        return merge(shared, uploads, contributes, rule, weights, counts)
+        return merge(shared, uploads, contributes, rule.at(damping), weights, counts)
 
     # --- what stays personal
 

@@ -56,9 +56,15 @@ class PMSFL(Method):
         return sample(torch.sigmoid(trained), uniform).to(trained.dtype)
 
     def merge(
-        self, shared: Tensor, uploads: Tensor, contributes: Tensor, weights: Tensor, counts: Counts | None
+        self,
+        shared: Tensor,
+        uploads: Tensor,
+        contributes: Tensor,
+        weights: Tensor,
+        counts: Counts | None,
+        damping: float = 1.0,
     ) -> tuple[Tensor, Counts | None]:
-        theta, counts = super().merge(shared, uploads, contributes, weights, counts)
+        theta, counts = super().merge(shared, uploads, contributes, weights, counts, damping)
         r = self.recipe
         if r.entropy_target > 0.0:
             steered = steer_entropy(theta, r.entropy_target, r.entropy_rate, r.clip)
