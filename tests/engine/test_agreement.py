@@ -55,6 +55,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "depthfl-weights": {"method": "depthfl", "train": "weights", "depths": MIXED},
     "dp-sound": {"method": "splitfed-dp", "dp_calibration": "sound", "norm": "group", "norms": "local"},
     "narrow-cut": {"cut_channels": 3, "cut_pool": 2, "cut_clip": 2.0},
+    "blurred-cut": {"cut_channels": 3, "cut_noise": 0.5, "cut_shuffle": 3},
+    "blurred-mixed": {"cut_noise": 0.2, "cut_shuffle": 99, "depths": MIXED, "method": "splitfed"},
     "narrow-deepest": {"cut_channels": 2, "depths": "4", "method": "splitfed"},
     "narrow-u-shape": {"cut_channels": 2, "labels": "u-shape"},
     "guarded": {"cut_channels": 3, "guard": 0.5, "guard_width": 4, "norms": "frozen"},

@@ -228,7 +228,12 @@ def test_no_peek_lowers_the_distance_correlation() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cut_channels": 3, "cut_pool": 2}, {"guard": 0.5, "guard_width": 4, "no_peek": 0.1}]
+    "changes",
+    [
+        {"cut_channels": 3, "cut_pool": 2},
+        {"cut_noise": 0.5, "cut_shuffle": 2},
+        {"guard": 0.5, "guard_width": 4, "no_peek": 0.1},
+    ],
 )
 def test_stages_compile_with_the_step(changes: dict[str, Any]) -> None:
     recorder, notes = assert_recorded_as_played(tiny_world(**changes))

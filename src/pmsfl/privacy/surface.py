@@ -124,7 +124,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         w.method.leaving,
         w.method.clipped,
         w.cut_codec if w.cut_codec != w.codec else None,
-        type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
+        type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off" or w.method.blurs,
         w.why_looped is None,
         w.half,
     )
