@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp-sound": {"method": "splitfed-dp", "dp_calibration": "sound", "norm": "group", "norms": "local"},
     "narrow-cut": {"cut_channels": 3, "cut_pool": 2, "cut_clip": 2.0},
     "blurred-cut": {"cut_channels": 3, "cut_noise": 0.5, "cut_shuffle": 3},
+    "sorted-cut": {"cut_channels": 3, "cut_sort": 3},
     "blurred-mixed": {"cut_noise": 0.2, "cut_shuffle": 99, "depths": MIXED, "method": "splitfed"},
     "narrow-deepest": {"cut_channels": 2, "depths": "4", "method": "splitfed"},
     "narrow-u-shape": {"cut_channels": 2, "labels": "u-shape"},

@@ -16,6 +16,7 @@ from pmsfl.models.registry import make_model
 from pmsfl.privacy.attacks import Budget, chosen_attacks
 from pmsfl.privacy.attacks.sets import SetDecoder
 from pmsfl.privacy.blur import noised, orders, sample_keys, shuffled
+from pmsfl.privacy.cut import SortWindows
 from pmsfl.privacy.same_view import same_view
 from pmsfl.privacy.suite import run_suite
 from pmsfl.recipe import Recipe
@@ -104,7 +105,31 @@ def test_a_site_never_sends_a_sample_twice_in_one_order() -> None:
     torch.testing.assert_close(first.mean((2, 3)), again.mean((2, 3)))
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 99])
+def test_windows_are_sorted_by_the_first_number_of_their_vectors(window: int) -> None:
+    q = torch.randn(4, 3, 5, 7).mul(2.0).round()  # many first numbers are equal: those keep their order
+    out = SortWindows(window)(q)
+    step = min(window, 7)
+    for i in range(0, 5, step):
+        for j in range(0, 7, step):
+            before, after = (t[:, :, i : i + step, j : j + step].flatten(2) for t in (q, out))
+            for mine, found in zip(before, after, strict=True):
+                columns = sorted(mine.T.tolist(), key=lambda v: v[0])
+                assert found.T.tolist() == columns
+
+
+def test_sorting_takes_a_shuffle_back_and_gradients_to_their_places() -> None:
+    q = torch.randn(1, 4, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    sort = SortWindows(3)
+    out = sort(q[0])
+    assert torch.equal(out, sort(shuffled(q, 3, sample_keys(KEYS[:1], 4))[0]))
+    (back,) = torch.autograd.grad(out, q, out.detach())
+    assert torch.equal(back, q)
+
+
 def test_orders_are_for_maps() -> None:
+    with pytest.raises(PmsflError, match="cut_sort = 2 is for maps"):
+        make_model(Recipe(model="transformer", cut_sort=2, depths="1"), (6, 5), 3)
     with pytest.raises(PmsflError, match="cut_shuffle = 2 is for maps"):
         make_model(Recipe(model="transformer", cut_shuffle=2, depths="1"), (6, 5), 3)
 

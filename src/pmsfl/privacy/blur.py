@@ -19,16 +19,15 @@ def sample_keys(keys: Tensor, samples: int) -> Tensor:
     return fold(fold(keys, SAMPLE).unsqueeze(1), torch.arange(samples, device=keys.device))
 
 
-def windows(height: int, width: int, window: int, device: torch.device | str = "cpu") -> Tensor:
-    """The number of the window each place of a map is in: int64 [height · width]. Those at the edge may be smaller."""
-    down = torch.arange(height, device=device) // window
-    across = torch.arange(width, device=device) // window
-    return (down.unsqueeze(1) * (-(-width // window)) + across).flatten()
+def window_of(places: Tensor, width: int, window: int) -> Tensor:
+    """The number of the window each place, row by row, of maps so wide is in; same shape. Windows at the edge may be
+    smaller."""
+    return places // (width * window) * -(-width // window) + places % width // window
 
 
 def orders(keys: Tensor, height: int, width: int, window: int) -> Tensor:
     """For each place the one whose vector it gets, of the same window: int64 [*keys.shape, height · width]."""
-    number = windows(height, width, window, keys.device)
+    number = window_of(torch.arange(height * width, device=keys.device), width, window)
     drawn = (words(fold(keys, ORDER), len(number)) >> 20) & ((1 << 44) - 1)
     by_window = torch.argsort(drawn + (number << 44), -1)  # window by window, each in an order of its own
     slots = torch.argsort(number, stable=True)
