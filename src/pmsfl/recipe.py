@@ -146,14 +146,6 @@ class Recipe:
         low=0,
         high=65536,
     )
-    cut_noise: float = knob(0.0, "deviation of Gaussian noise on what crosses; no guarantee; 0: off", "cut", low=0.0)
-    cut_shuffle: int = knob(
-        0,
-        "in windows of so many pixels a side, each sample's vectors cross in a secret order; 0: off",
-        "cut",
-        low=0,
-        high=65536,
-    )
     cut_clip: float = knob(0.0, "most L2 norm of a sample's smashed data; 0: off", "cut", low=0.0)
     guard: float = knob(
         0.0, "weight of making a decoder fail that each client trains on its own smashed data; 0: off", "cut", low=0.0

@@ -36,7 +36,6 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow-cut": {"cut_channels": 2, "cut_pool": 2},
     "narrow-coarse-cut": {"cut_channels": 2, "cut_pool": 2, "cut_codec": "int4", "gradient_codec": "int8"},
     "sorted": {"cut_channels": 2, "cut_sort": 2},
-    "blurred": {"cut_channels": 2, "cut_noise": 0.3, "cut_shuffle": 2, "cut_codec": "int8"},
     "guarded": {"guard": 0.5, "no_peek": 0.1},
     "bf16-cut": {"cut_codec": "bf16", "augment": "crop"},
 }

@@ -34,8 +34,6 @@ PLAIN_STEP = {
     "cut_channels": 0,
     "cut_pool": 1,
     "cut_sort": 0,
-    "cut_shuffle": 0,
-    "cut_noise": 0.0,
     "cut_clip": 0.0,
     "guard": 0.0,
     "no_peek": 0.0,

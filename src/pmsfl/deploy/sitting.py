@@ -40,7 +40,7 @@ class Sitting:
         if memory is not None:
             bank = bank | {client: memory}
         self.state = State(round_, whole, norms, *server_optimisers(world), None, bank)
-        self.calls = self.passes = 0
+        self.calls = 0
 
     @torch.no_grad()
     def take(self, task: dict[str, Any], line: Line) -> None:
@@ -121,9 +121,7 @@ class Sitting:
         self, masked: Tensor, plain: Tensor, rows: Tensor, buffers: dict[str, Tensor], collecting: bool
     ) -> tuple[Tensor, Any]:
         nothing = torch.zeros(0, dtype=self.world.dtype)
-        self.passes += 1  # an order that comes back would be learnt from many samples
-        nonce = torch.tensor((self.round << 32) + self.passes)
-        inputs = Inputs(masked, plain, nothing, nothing, rows.unsqueeze(0), None, buffers, {}, nonce)
+        inputs = Inputs(masked, plain, nothing, nothing, rows.unsqueeze(0), None, buffers, {})
         q, sums = self.evaluator.passes.bottom(self.depth, collecting, inputs, None)
         return q[0], sums
 

@@ -14,10 +14,7 @@ from torch.func import functional_call, vmap
 from pmsfl.engine.replay import Replays
 from pmsfl.engine.statistics import Names, packed
 from pmsfl.engine.world import World
-from pmsfl.masks.random import Stream, fold
 from pmsfl.models.context import ForwardContext, Sums, forward_context
-
-EVALUATED = -2  # in the place of a client: no client has this number
 
 
 @dataclass
@@ -32,7 +29,6 @@ class Inputs:
     present: Tensor | None  # bool [K, B]: which rows are real; None: all
     buffers: dict[str, Tensor]  # statistics of the bottom's norms, [C] or [K, C]; empty: those of the batch
     top_buffers: dict[str, Tensor]
-    nonce: Tensor | None = None  # int64: what a deployed client never repeats; a simulation needs none
 
 
 @dataclass
@@ -86,16 +82,7 @@ class Passes:
         return present if collecting or self.world.recipe.statistics == "batch" else None
 
     def bottom(self, depth: int, collecting: bool, t: Inputs, source: Tensor | None) -> tuple[Tensor, Sums]:
-        """Smashed data [K, B, ...] as they leave, and the norms' sums per client where they are collected."""
-        q, sums = self._blocks(depth, collecting, t, source)
-        w = self.world
-        if not w.method.blurs:
-            return q, sums
-        key = w.keys.at(Stream.NOISE, EVALUATED) if t.nonce is None else w.keys.at(Stream.NOISE, EVALUATED, t.nonce)
-        with w.precision():
-            return w.method.blurred(q, fold(key, t.rows)), sums
-
-    def _blocks(self, depth: int, collecting: bool, t: Inputs, source: Tensor | None) -> tuple[Tensor, Sums]:
+        """Smashed data [K, B, ...], and the norms' sums per client where they are collected."""
         w = self.world
         k = len(t.rows)
         masked, plain, buffers = t.masked, t.plain, t.buffers

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
 from pmsfl.models.split import Slot
-from pmsfl.privacy.blur import noised, sample_keys, shuffled
 from pmsfl.privacy.cut import clip_samples
 from pmsfl.privacy.mechanisms import clip_and_noise
 from pmsfl.recipe import Recipe
@@ -73,22 +72,8 @@ class Method:
         """Bring `trained` back into its domain after an optimiser step, in place."""
 
     def leaving(self, out: Tensor, keys: Tensor) -> Tensor:
-        """Smashed data [A, B, ...] of bottoms' outputs, as they leave: clipped, noised, shuffled. Differentiable; keys:
-        [A]."""
-        left = self.smash(clip_samples(out, self.recipe.cut_clip) if self.recipe.cut_clip else out, keys)
-        return self.blurred(left, sample_keys(keys, out.shape[1])) if self.blurs else left
-
-    @property
-    def blurs(self) -> bool:
-        """Are there stages by chance of the clients' own that evaluation has, too?"""
-        return bool(self.recipe.cut_noise or self.recipe.cut_shuffle)
-
-    def blurred(self, smashed: Tensor, keys: Tensor) -> Tensor:
-        """smashed [A, B, ...] with cut_noise and cut_shuffle; differentiable. keys: [A, B]."""
-        r = self.recipe
-        if r.cut_noise:
-            smashed = noised(smashed, r.cut_noise, keys)
-        return shuffled(smashed, r.cut_shuffle, keys) if r.cut_shuffle else smashed
+        """Smashed data [A, B, ...] of bottoms' outputs, as they leave: clipped, noised. Differentiable; keys: [A]."""
+        return self.smash(clip_samples(out, self.recipe.cut_clip) if self.recipe.cut_clip else out, keys)
 
     @property
     def smash_mechanism(self) -> str:

@@ -29,7 +29,6 @@ def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> Sp
     they are replaced by keyed ones, or built under a fixed seed that the caller's generator does not see."""
     model = _build(recipe, input_shape, classes)
     _add_stages(model, recipe, input_shape)
-    _check_shuffle(model, recipe, input_shape)
     if recipe.norm == "group":
         model.use_group_norm()
     return model
@@ -56,11 +55,6 @@ def _add_stages(model: SplitModel, recipe: Recipe, input_shape: tuple[int, ...])
         with torch.random.fork_rng(devices=[]):
             crossing = smashed_shape(model, input_shape, after)
             model.add_guard(after, guard_stage(crossing, input_shape, recipe.guard_width))
-
-
-def _check_shuffle(model: SplitModel, recipe: Recipe, input_shape: tuple[int, ...]) -> None:
-    if recipe.cut_shuffle and len(shape := smashed_shape(model, input_shape, 1)) != 3:
-        raise PmsflError(f"cut_shuffle = {recipe.cut_shuffle} is for maps [C, H, W]; this model has {shape}: take 0")
 
 
 def add_exits(model: SplitModel, input_shape: tuple[int, ...], classes: int) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pmsfl.errors import PmsflError
 from pmsfl.models.norm import StaticBN
-from pmsfl.privacy.blur import window_of
 from pmsfl.privacy.mechanisms import clip_rows
 
 TINY = 1e-12  # under the roots of distances: their slope at 0 is infinite
@@ -45,6 +44,12 @@ class Scale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.by
+
+
+def window_of(places: Tensor, width: int, window: int) -> Tensor:
+    """The number of the window each place, row by row, of maps so wide is in; same shape. Windows at the edge may be
+    smaller."""
+    return places // (width * window) * -(-width // window) + places % width // window
 
 
 class SortWindows(nn.Module):

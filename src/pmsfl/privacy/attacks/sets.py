@@ -1,4 +1,4 @@
-"""A decoder of shuffled maps: it takes each window as the set of vectors that it is, whatever their order."""
+"""A decoder of maps whose windows are sorted: it takes each as the set of vectors that it is."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DecodeSet(Decode):
 
     def why_not(self, view: Transcript, threat: ThreatModel) -> str | None:
         if not threat.surface.window:
-            return "nothing is shuffled"
+            return "nothing is sorted"
         return super().why_not(view, threat)
 
 
