@@ -19,9 +19,9 @@ class SetDecoder(nn.Module):
     """Each window by its vectors in order of several directions, and by what a network says about each of them, mean
     and maximum; then a decoder at one place per window. [B, k, C, h, w] → images.
 
-    What is said about k looks is averaged: it does not depend on their orders. Measured on a CIFAR proxy (windows of
-    4 × 4 of 16 × 16 places, 8 channels, four bits, 200 steps): SSIM 0.35; 0.31 with one sort alone, 0.30 by the plain
-    decoder, 0.18 by attention among all vectors, which learns slowly.
+    What is said about k looks is averaged: it does not depend on their orders. Measured on a small CIFAR network (8
+    channels, four bits, 200 steps, windows of 4 × 4): SSIM 0.38 on maps of 16 × 16 where the plain decoder has 0.35,
+    and 0.19 on maps of 8 × 8 where that has 0.23; so both are tried. Attention among all vectors learns more slowly.
     """
 
     directions: Tensor
