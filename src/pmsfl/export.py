@@ -31,7 +31,7 @@ from pmsfl.tensorfile import read_tensors  # or safetensors.torch.load_file: the
 
 tensors, metadata = read_tensors(Path({file!r}))
 about = json.loads(metadata["pmsfl"])
-keys = ("model", "width", "stem_padding", "norm", "depths", "cut_channels", "cut_pool")
+keys = ("model", "width", "stem_padding", "norm", "depths", "cut_channels", "cut_pool", "cut_sort")
 recipe = Recipe(**{{k: about[k] for k in keys}})
 model = make_model(recipe, tuple(about["input_shape"]), about["classes"])
 model.load_state_dict(tensors)
@@ -119,6 +119,7 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "depths": r.depths,
         "cut_channels": r.cut_channels,
         "cut_pool": r.cut_pool,
+        "cut_sort": r.cut_sort,
         "input_shape": list(w.input_shape),
         "classes": w.federation.classes,
         "mean": list(w.federation.mean),

@@ -139,6 +139,13 @@ class Recipe:
     # --- stages at the cut
     cut_channels: int = knob(0, "channels that cross the cut, by a masked 1×1 layer; 0: all", "cut", low=0, high=65536)
     cut_pool: int = knob(1, "pixels pooled in both directions before they cross the cut", "cut", low=1, high=64)
+    cut_sort: int = knob(
+        0,
+        "in windows of so many pixels a side, a sample's vectors cross in order of their first number; 0: off",
+        "cut",
+        low=0,
+        high=65536,
+    )
     cut_clip: float = knob(0.0, "most L2 norm of a sample's smashed data; 0: off", "cut", low=0.0)
     guard: float = knob(
         0.0, "weight of making a decoder fail that each client trains on its own smashed data; 0: off", "cut", low=0.0

@@ -227,6 +227,8 @@ def test_attacks_that_lack_something_say_what() -> None:
         "layer-by-layer": "it takes an upload of a single sample (batch = 1)",
         "decoder-4": "only 1 observations of each image can be linked",
         "decoder-32": "only 1 observations of each image can be linked",
+        "set-decoder": "nothing is sorted",
+        "set-decoder-32": "nothing is sorted",
     }
     assert verdict.attacks[-1].why_not is not None  # those that were tried come first
 

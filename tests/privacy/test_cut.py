@@ -228,7 +228,12 @@ def test_no_peek_lowers_the_distance_correlation() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cut_channels": 3, "cut_pool": 2}, {"guard": 0.5, "guard_width": 4, "no_peek": 0.1}]
+    "changes",
+    [
+        {"cut_channels": 3, "cut_pool": 2},
+        {"cut_sort": 3},
+        {"guard": 0.5, "guard_width": 4, "no_peek": 0.1},
+    ],
 )
 def test_stages_compile_with_the_step(changes: dict[str, Any]) -> None:
     recorder, notes = assert_recorded_as_played(tiny_world(**changes))
@@ -236,9 +241,12 @@ def test_stages_compile_with_the_step(changes: dict[str, Any]) -> None:
 
 
 def test_a_narrow_model_is_exported_and_loaded(tmp_path: Path) -> None:
-    done = run("demo", ["rounds=1", "epochs=1", "cut_channels=3", "guard=0.1", "eval_masks=1"], out=tmp_path / "r")
+    keys = ["rounds=1", "epochs=1", "cut_channels=3", "cut_sort=4", "guard=0.1", "eval_masks=1"]
+    done = run("demo", keys, out=tmp_path / "r")
     exported = export_run(done, out=tmp_path / "e")
-    assert "guard" not in exported.model_file.read_bytes()[:20000].decode("latin1")
+    header = exported.model_file.read_bytes()[:20000].decode("latin1")
+    assert "guard" not in header
+    assert '\\"cut_sort\\": 4' in header
     words = [sys.executable, exported.example_file.name]
     loaded = subprocess.run(words, cwd=tmp_path / "e", capture_output=True, text=True, check=False)
     assert loaded.returncode == 0, loaded.stderr

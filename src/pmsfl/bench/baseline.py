@@ -33,6 +33,7 @@ PLAIN_STEP = {
     "masked_top": False,
     "cut_channels": 0,
     "cut_pool": 1,
+    "cut_sort": 0,
     "cut_clip": 0.0,
     "guard": 0.0,
     "no_peek": 0.0,

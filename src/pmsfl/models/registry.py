@@ -36,20 +36,21 @@ def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> Sp
 
 def _add_stages(model: SplitModel, recipe: Recipe, input_shape: tuple[int, ...]) -> None:
     """The stages at the cut that a recipe asks for."""
-    if not recipe.cut_channels and recipe.cut_pool == 1 and not recipe.guard:
+    narrow = bool(recipe.cut_channels or recipe.cut_pool > 1 or recipe.cut_sort)
+    if not narrow and not recipe.guard:
         return
     if not recipe.depths.isdigit() or not 1 <= int(recipe.depths) <= model.depth:
         raise PmsflError(
-            f"cut_channels, cut_pool and guard need one cut for all clients, between 1 and {model.depth}; "
+            f"cut_channels, cut_pool, cut_sort and guard need one cut for all clients, between 1 and {model.depth}; "
             f"depths = {recipe.depths!r}"
         )
     after = int(recipe.depths)
     shape = smashed_shape(model, input_shape, after)
-    if recipe.cut_channels or recipe.cut_pool > 1:
+    if narrow:
         channels = recipe.cut_channels or (shape[0] if len(shape) == 3 else shape[-1])
         with torch.random.fork_rng(devices=[]):
-            stages = [make(shape, channels, recipe.cut_pool) for make in (narrow_stage, widen_stage)]
-            model.narrow_cut(after, *stages)
+            down = narrow_stage(shape, channels, recipe.cut_pool, recipe.cut_sort)
+            model.narrow_cut(after, down, widen_stage(shape, channels, recipe.cut_pool))
     if recipe.guard:
         with torch.random.fork_rng(devices=[]):
             crossing = smashed_shape(model, input_shape, after)

@@ -59,7 +59,7 @@ LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, deeper)
 FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
 TOY = AttackPlan(
     "quick",
-    "inversion,joint,smashed-and-update,decoder,decoder-32",
+    "inversion,joint,smashed-and-update,decoder,decoder-32,set-decoder,set-decoder-32",
     16,
     Budget(steps=40, decoder_steps=60, decoder_batch=16, decoder_width=16, decoder_blocks=1),
 )

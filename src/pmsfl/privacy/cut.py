@@ -46,10 +46,44 @@ class Scale(nn.Module):
         return x * self.by
 
 
-def narrow_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:
+def window_of(places: Tensor, width: int, window: int) -> Tensor:
+    """The number of the window each place, row by row, of maps so wide is in; same shape. Windows at the edge may be
+    smaller."""
+    return places // (width * window) * -(-width // window) + places % width // window
+
+
+class SortWindows(nn.Module):
+    """The vectors of every window of window × window places, by their first number. [B, C, H, W] → the same.
+
+    Who gets them has each window as a set: where in it a vector stood is gone.
+    """
+
+    any_layout = True
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, x: Tensor) -> Tensor:
+        # By comparisons and one product: sorts and gathers under vmap would tie a compiled step to a number of clients.
+        place = torch.arange(x.shape[2] * x.shape[3], device=x.device)
+        number = window_of(place, x.shape[3], self.window)
+        same, earlier = number.unsqueeze(1) == number, place.unsqueeze(1) > place
+        first = (number.unsqueeze(1) > number).sum(1)  # of each window's slots, window by window
+        slot = first + (same & earlier).sum(1)
+        value = x[:, 0].detach().flatten(1)
+        mine, other = value.unsqueeze(2), value.unsqueeze(1)
+        rank = (same & ((other < mine) | ((other == mine) & earlier))).sum(2)
+        moves = (first + rank).unsqueeze(2) == slot  # [B, from, to]
+        return (x.flatten(2) @ moves.to(x.dtype)).reshape(x.shape)
+
+
+def narrow_stage(shape: Sequence[int], channels: int, pool: int, sort: int = 0) -> nn.Module:
     """The client's half for block outputs of `shape`: [C, H, W] to [channels, ⌈H/pool⌉, ⌈W/pool⌉], [T, D] to
-    [T, channels], [F] to [channels]."""
+    [T, channels], [F] to [channels]. sort: pixels a side of windows that are sorted; 0: none."""
     if len(shape) != 3:
+        if sort:
+            raise PmsflError(f"cut_sort = {sort} is for maps [C, H, W]; at this cut there are {tuple(shape)}: take 0")
         if pool > 1:
             raise PmsflError(f"cut_pool = {pool} is for maps [C, H, W]; at this cut there are {tuple(shape)}: take 1")
         return nn.Linear(shape[-1], channels, bias=False)
@@ -58,7 +92,8 @@ def narrow_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:
         raise PmsflError(f"cut_pool = {pool} is more than the {h} × {w} pixels at this cut: take at most {min(h, w)}")
     # Where it does not divide them, the pixels left over at the edge are a mean of their own.
     pooling = [nn.AvgPool2d(pool, ceil_mode=True)] if pool > 1 else []
-    return nn.Sequential(*pooling, nn.Conv2d(c, channels, 1, bias=False), StaticBN(channels))
+    sorting = [SortWindows(sort)] if sort else []
+    return nn.Sequential(*pooling, nn.Conv2d(c, channels, 1, bias=False), StaticBN(channels), *sorting)
 
 
 def widen_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:

@@ -38,6 +38,7 @@ class Surface:
     clipped: Callable[[Tensor], Tensor]  # the stages without their noise: [A, B, ...] -> same shape
     codec: Codec | None  # of the wire, where it rounds
     noisy: bool = False  # do the stages draw noise?
+    window: int = 0  # pixels a side of the windows that the stages sort; 0: none
     vectorised: bool = True
     half: bool = False  # bf16 forward passes, as the clients have them on a GPU
 
@@ -125,6 +126,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         w.method.clipped,
         w.cut_codec if w.cut_codec != w.codec else None,
         type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
+        w.recipe.cut_sort,
         w.why_looped is None,
         w.half,
     )

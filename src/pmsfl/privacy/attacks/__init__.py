@@ -12,6 +12,7 @@ from pmsfl.privacy.attacks.floors import Grey, MeanImage
 from pmsfl.privacy.attacks.gradient import CosineMatching, DeepLeakage
 from pmsfl.privacy.attacks.joint import Joint, JointFew
 from pmsfl.privacy.attacks.naive import ExpectedMask, GuessedMask, Inversion, OracleMask
+from pmsfl.privacy.attacks.sets import DecodeSet, DecodeSets
 from pmsfl.recipe_files import nearest
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -32,6 +33,8 @@ ATTACKS: dict[str, type[Attack]] = {
         Decode,
         DecodeFew,
         DecodeMany,
+        DecodeSet,
+        DecodeSets,
         OracleMask,
     )
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -93,16 +95,24 @@ class Trainer:
         assert threat.public is not None
         self.public = threat.public
 
-    def trained(self) -> tuple[Decoder, Tensor, Tensor]:
+    def network(self, q: Tensor) -> nn.Module:
+        """A new decoder of inputs like q [n, ...]."""
+        return Decoder(tuple(q.shape[1:]), self.threat.shape, self.budget.decoder_width, self.budget.decoder_blocks)
+
+    def axes(self, q: Tensor) -> tuple[int, ...]:
+        """Along which axes of q a channel's mean is taken."""
+        return (0, *range(2, q.ndim)) if q.ndim == 4 else (0,)
+
+    def trained(self) -> tuple[nn.Module, Tensor, Tensor]:
         """The decoder, and the mean and deviation of its input's channels."""
         b, device = self.budget, self.threat.device
         _, q = self.sample()
-        axes = (0, *range(2, q.ndim)) if q.ndim == 4 else (0,)
+        axes = self.axes(q)
         shift = q.mean(axes, keepdim=True)
         scale = q.std(axes, keepdim=True).clamp_min(1e-5)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.threat.seed)
-            decoder = Decoder(tuple(q.shape[1:]), self.threat.shape, b.decoder_width, b.decoder_blocks)
+            decoder = self.network(q)
         decoder.to(device)
         if device.type == "cuda":
             decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -125,8 +135,8 @@ class Trainer:
         return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """Public images [n, C, H, W] and the mean of `looks` crossings of each [n, ...], in mini-batches like the
-        victims'."""
+        """Public images [n, C, H, W] and what is known of each after `looks` crossings [n, ...], in mini-batches like
+        the victims'."""
         groups = max(1, self.budget.decoder_batch // self.batch)
         rows = torch.randint(
             len(self.public), (groups * self.batch,), generator=self.generator, device=self.threat.device
@@ -134,15 +144,23 @@ class Trainer:
         x = self.public[rows]
         if self.threat.augment is not None:
             x = self.threat.augment(x, self.generator)
-        grouped, surface = x.reshape(groups, self.batch, *x.shape[1:]), self.threat.surface
-        at_once = max(1, MOST_AT_ONCE // len(x))
-        total, left = torch.zeros((), device=x.device, dtype=x.dtype), self.looks
-        while left:
+        return x.float(), self.combined(self.crossings(x.reshape(groups, self.batch, *x.shape[1:])))
+
+    def crossings(self, grouped: Tensor) -> Iterator[Tensor]:
+        """The looks at images [G, B, C, H, W], as many at a time as fit: [n, k, ...]."""
+        surface, groups = self.threat.surface, len(grouped)
+        at_once = max(1, MOST_AT_ONCE // grouped.shape[:2].numel())
+        for left in range(self.looks, 0, -at_once):
             k = min(at_once, left)
-            weights = surface.draw(groups * k, self.generator)
-            q = surface.crossing(grouped.repeat(k, 1, 1, 1, 1), weights, self.generator)
-            total, left = total + q.reshape(k, groups, *q.shape[1:]).sum(0), left - k
-        return x.float(), (total / self.looks).flatten(0, 1)
+            q = surface.crossing(
+                grouped.repeat(k, 1, 1, 1, 1), surface.draw(groups * k, self.generator), self.generator
+            )
+            yield q.reshape(k, groups * self.batch, *q.shape[2:]).transpose(0, 1)
+
+    def combined(self, parts: Iterable[Tensor]) -> Tensor:
+        """What the decoder takes, of all looks at n images, in parts [n, k, ...]: their mean [n, ...]."""
+        total: Tensor = sum(part.sum(1) for part in parts)  # type: ignore[assignment]
+        return total / self.looks
 
 
 class Decode(Attack):
@@ -151,7 +169,8 @@ class Decode(Attack):
     name = "decoder"
     about = "decoder trained over masks, 1 observation"
     needs = ("public images",)
-    looks = 1
+    looks: ClassVar[int] = 1
+    trainer: ClassVar[type[Trainer]] = Trainer
 
     def why_not(self, view: Transcript, threat: ThreatModel) -> str | None:
         if (linked := min(view.linked, threat.linked)) < self.looks:
@@ -161,8 +180,9 @@ class Decode(Attack):
         return super().why_not(view, threat)
 
     def run(self, view: Transcript, threat: ThreatModel) -> Tensor:
-        decoder, shift, scale = Trainer(threat, self.looks, view.smashed.shape[1], self.budget).trained()
-        q = view.smashed[:, :, : self.looks].to(shift.dtype).mean(2).flatten(0, 1)
+        trainer = self.trainer(threat, self.looks, view.smashed.shape[1], self.budget)
+        decoder, shift, scale = trainer.trained()
+        q = trainer.combined([view.smashed[:, :, : self.looks].to(shift.dtype).flatten(0, 1)])
         with torch.no_grad():
             parts = [decoder(((part - shift) / scale).float()) for part in torch.split(q, 256)]
         return torch.cat(parts).to(threat.surface.weights.dtype)
