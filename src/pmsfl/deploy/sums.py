@@ -27,8 +27,8 @@ def check_summable(recipe: Recipe, sites: int, min_clients: int) -> None:
         )
     if not method.samples_masks:
         raise PmsflError(
-            f"--secure-sums: the bits of {recipe.method} are no draw, so a round that is played again uploads the same; "
-            "from two sums, with and without one site, they could be read off. Take pm-sfl, or leave --secure-sums out"
+            f"--secure-sums: the bits of {recipe.method} are no draw, so a round that is played again uploads the "
+            "same; from two sums, with and without one site, they could be read off. Take pm-sfl, or leave it out"
         )
     if recipe.weighting != "equal":
         raise PmsflError(

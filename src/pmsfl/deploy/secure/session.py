@@ -40,10 +40,10 @@ HEAD_BYTES = _HEAD.size
 def fewest(clients: int) -> int:
     """The least threshold for so many clients: all but about a quarter.
 
-    More than half is enough only where all hear the same of who is there. A server may relay to one client the shares of
-    threshold - 1 others only, and tell everybody else that those dropped out: with 3 of 5 it gets all their masking keys
-    and the one's own seed, which is its upload in the clear. Each client leaves out at most K - threshold of the others,
-    so with enough of them needed there are not enough such shares, even if some keys are of an earlier try at the round.
+    More than half is enough only where all hear the same of who is there. A server may relay to one client the shares
+    of threshold - 1 others only, and tell everybody else that those dropped out: with 3 of 5 it gets all their masking
+    keys and the one's own seed, which is its upload in the clear. Each client leaves out at most K - threshold others,
+    so with enough of them needed there are too few such shares, even if some keys are of an earlier try at the round.
     """
     return clients - (clients + 1) // 4
 
