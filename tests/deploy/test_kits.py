@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pmsfl.deploy import operate
 from pmsfl.deploy.command import run_name
 from pmsfl.deploy.host import CONFIG, SiteConfig
 from pmsfl.deploy.operate import alone
@@ -114,6 +116,37 @@ def test_a_run_is_not_started_twice_at_once(pmsfl: Pmsfl, tmp_path: Path, capsys
     with alone(tmp_path / "jobs" / ".one", "taken"):
         assert pmsfl("deploy", "start", "demo", "--kit", tmp_path, "--run", "one") == 1
     assert "of run one is under way from here already" in capsys.readouterr().err
+
+
+class OneJob:
+    """An administrator's session in which every job ends as it is told."""
+
+    def __init__(self, after: dict[str, object]) -> None:
+        self.after, self.submitted = after, 0
+
+    def submit_job(self, folder: str) -> str:
+        self.submitted += 1
+        return f"job-{self.submitted}"
+
+    def wait_for_job(self, job: str, timeout: float, poll_interval: float) -> dict[str, str]:
+        return {"status": "FINISHED:EXECUTION_EXCEPTION"}
+
+
+def test_a_start_that_gets_nowhere_says_why(
+    pmsfl: Pmsfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deployment.json").write_text('{"sites": ["a", "b"]}')
+    one = OneJob({"round": 0, "rounds": 9, "accuracy": None, "failed": "a (1, 20, 20) and b (1, 28, 28)"})
+    monkeypatch.setattr(operate, "session", lambda kit: contextlib.nullcontext(one))
+    monkeypatch.setattr(operate, "status_of", lambda s, run: s.after)
+    monkeypatch.setattr(operate, "connected", lambda s: ["a", "b"])
+    monkeypatch.setattr(operate, "job_folder", lambda *args: tmp_path)
+    monkeypatch.setattr(operate, "PAUSE", 0.0)
+    assert pmsfl("deploy", "start", "demo", "--kit", tmp_path) == 1
+    said = capsys.readouterr().err
+    assert "attempt 1 of 5: a (1, 20, 20) and b (1, 28, 28)" in said
+    assert "no accuracy yet; FINISHED:EXECUTION_EXCEPTION" in said
+    assert one.submitted == operate.ATTEMPTS
 
 
 def test_a_status_is_read_on_the_servers_host(pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

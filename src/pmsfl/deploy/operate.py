@@ -158,7 +158,11 @@ def start(
         check_summable(recipe, len(sites), patience.min_clients)
     (folder := kit / "jobs" / f".{run}").mkdir(parents=True, exist_ok=True)
     with alone(folder, f"`pmsfl deploy start` of run {run} is under way from here already"):
-        _submit_until_done(kit, recipe, run, job_rounds, patience, note, secure_sums)
+        try:
+            _submit_until_done(kit, recipe, run, job_rounds, patience, note, secure_sums)
+        except KeyboardInterrupt:
+            note(f"a job that was submitted goes on by itself; `pmsfl deploy stop {kit}` ends it")
+            raise
 
 
 def _submit_until_done(
@@ -204,6 +208,8 @@ def _one_job(
         raise PmsflError(f"the job ended as {outcome.get('status')} before it began")
     accuracy = "no accuracy yet" if after["accuracy"] is None else f"accuracy {after['accuracy']:.1f} %"
     note(f"round {after['round']} of {after['rounds']}, {accuracy}; {outcome.get('status')}")
+    if after["failed"] and after["round"] <= reached:
+        raise PmsflError(str(after["failed"]))
     return int(after["round"])
 
 
