@@ -149,6 +149,24 @@ def test_a_start_that_gets_nowhere_says_why(
     assert one.submitted == operate.ATTEMPTS
 
 
+class Vanishing:
+    """A session whose server goes down when it is told to."""
+
+    def list_jobs(self) -> list[dict[str, str]]:
+        return []
+
+    def shutdown(self, target: str) -> None:
+        raise TimeoutError(f"{target}: server did not stop within 30.0 seconds; last error: Communication Error")
+
+
+def test_a_server_that_is_gone_at_once_has_been_stopped(
+    pmsfl: Pmsfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operate, "session", lambda kit: contextlib.nullcontext(Vanishing()))
+    assert pmsfl("deploy", "stop", tmp_path, "--all") == 0
+    assert "server and sites are shutting down" in capsys.readouterr().out
+
+
 def test_a_status_is_read_on_the_servers_host(pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pmsfl("deploy", "status", tmp_path) == 1
     assert "no kit of the server or the administrator" in capsys.readouterr().err
