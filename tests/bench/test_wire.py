@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import pmsfl
-from pmsfl.bench.messages import take_sample
+from pmsfl.bench.messages import KIND, load_messages, take_sample
 from pmsfl.bench.wire import measure_indices, measure_masks, measure_wire
 from pmsfl.engine.state import State
 from pmsfl.errors import PmsflError
+from pmsfl.tensorfile import write_tensors
 
 from ..conftest import Pmsfl, tiny_federation, tiny_recipe, tiny_world
 
@@ -112,6 +113,23 @@ def test_a_file_of_something_else_is_refused(run: Path) -> None:
     checkpoint = next((run / "checkpoints").glob("*.safetensors"))
     with pytest.raises(PmsflError, match="holds no messages"):
         measure_wire(checkpoint)
+
+
+@pytest.mark.parametrize("damage", ["shape", "dtype", "about", "no-about"])
+def test_a_kept_file_that_does_not_fit_together_is_refused(damage: str, tmp_path: Path) -> None:
+    masks = {name: torch.zeros(2, 5, dtype=torch.bool) for name in ("bits", "contributes", "fresh")}
+    floats = {"theta": torch.zeros(5), "smashed": torch.zeros(3, 4), "gradient": torch.zeros(3, 4)}
+    file, metadata = tmp_path / "kept.safetensors", {"kind": KIND, "about": "{}"}
+    write_tensors(file, masks | floats, metadata)
+    assert load_messages(file)[1] == {}
+    more = {"shape": {"bits": torch.zeros(2, 4, dtype=torch.bool)}, "dtype": {"fresh": torch.zeros(2, 5)}}
+    if damage == "about":
+        metadata["about"] = "[1"
+    elif damage == "no-about":
+        del metadata["about"]
+    write_tensors(file, masks | floats | more.get(damage, {}), metadata)
+    with pytest.raises(PmsflError, match="do not fit together"):
+        load_messages(file)
 
 
 def _without_speeds(found: dict[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_a_site_is_not_talked_out_of_secure_sums(tmp_path: Path) -> None:
     ("offer", "match"),
     [
         ({"clients": [1], "threshold": 1}, "hides nobody"),
-        ({"clients": [0, 1, 2], "threshold": 1}, "more than half"),
+        ({"clients": [0, 1, 2], "threshold": 1}, "take 2 to 3 of 3"),
         ({"clients": [0, 2], "threshold": 2}, "leaves this site out"),
         ({"clients": [0, 1, 7], "threshold": 2}, "not sites of this run"),
         ({"clients": "all", "threshold": 2}, "not sites of this run"),

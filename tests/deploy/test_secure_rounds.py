@@ -34,7 +34,6 @@ pytest.importorskip("cryptography")
 CASES: dict[str, dict[str, Any]] = {
     "personal": {},
     "mixed": {"depths": "1,2,2"},
-    "threshold-mask": {"method": "threshold-mask", "eval_mask": "expected"},
     "beta": {"aggregate": "beta", "cohort": 2, "min_contributors": 2},
     "local-norms": {"norms": "local", "client_state": "persistent", "entropy_target": 0.5},
     "coded": {"mask_codec": "entropy", "theta_codec": "u8"},
@@ -216,6 +215,7 @@ def test_a_lost_line_changes_nothing(tmp_path: Path) -> None:
         ({"method": "splitfed-pm"}, 3, "uploads theta"),
         ({"method": "standalone"}, 3, "uploads nothing"),
         ({"weighting": "samples"}, 3, "counts every site once"),
+        ({"method": "threshold-mask", "eval_mask": "expected"}, 3, "are no draw"),
         ({}, 1, "hides nothing"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pmsfl.engine.cohort import CohortExecutor
@@ -81,7 +82,26 @@ def load_messages(file: Path) -> tuple[Sample, dict[str, Any]]:
     names = {f.name for f in fields(Sample)}
     if metadata.get("kind") != KIND or set(tensors) != names:
         raise PmsflError(f"{file} holds no messages: give a run's directory, or a file that --keep wrote")
-    return Sample(**tensors), json.loads(metadata["about"])
+    sample = Sample(**tensors)
+    try:
+        about = json.loads(metadata["about"])
+    except (KeyError, ValueError):
+        about = None
+    if not isinstance(about, dict) or not _fits_together(sample):
+        raise PmsflError(f"{file}: its messages do not fit together; write it anew with --keep")
+    return sample, about
+
+
+def _fits_together(s: Sample) -> bool:
+    masks = (s.bits, s.contributes, s.fresh)
+    floats = (s.theta, s.smashed, s.gradient)
+    return (
+        s.bits.ndim == 2
+        and s.theta.shape == s.bits.shape[1:]
+        and s.smashed.shape == s.gradient.shape
+        and all(m.shape == s.bits.shape and m.dtype == torch.bool for m in masks)
+        and all(f.is_floating_point() for f in floats)
+    )
 
 
 def take_sample(world: World, state: State) -> Sample:

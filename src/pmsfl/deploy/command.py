@@ -88,6 +88,7 @@ def _newest(kit: Path) -> str:
     """The run that was last started from here."""
     places = [*runs_folder(kit).glob("*"), *((kit / "jobs").glob("pmsfl-*"))]
     if not places:
+        kits.read_plan(kit)
         raise PmsflError(f"{kit} knows of no run yet; name one with --run")
     return max(places, key=lambda p: p.stat().st_mtime).name.removeprefix("pmsfl-")
 

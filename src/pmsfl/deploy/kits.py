@@ -15,6 +15,7 @@ from pmsfl.errors import PmsflError
 ADMIN = "admin@pmsfl.org"
 PLAN = "deployment.json"  # beside the kits: who is in, where the server is
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_TAKEN = ("admin", "work", "server", "all", "client")  # folders beside the kits, and whom FLARE's commands mean
 
 # tcp, because only that driver refuses a certificate whose name is not the site's.
 _PROJECT = """\
@@ -93,6 +94,9 @@ def check_kit(kit: Path, kind: str) -> None:
     wanted = {"server": "fed_server.json", "client": "fed_client.json"}[kind]
     if not (kit / "startup" / wanted).is_file():
         raise PmsflError(f"{kit} is no {kind} kit (it has no startup/{wanted}); `pmsfl deploy init` makes them")
+    others = (f"startup/{kind}.crt", f"startup/{kind}.key", "startup/rootCA.pem", "local/resources.json.default")
+    if lacking := [name for name in others if not (kit / name).is_file()]:
+        raise PmsflError(f"{kit} lacks {', '.join(lacking)}; copy the whole kit again")
 
 
 def _folder(name: str) -> str:
@@ -103,8 +107,10 @@ def _check(sites: Sequence[str], server: str, port: int) -> None:
     if not sites or len(set(sites)) != len(sites):
         raise PmsflError(f"--sites {','.join(sites)}: give every site a name of its own: a,b,c")
     for site in sites:
-        if not _NAME.fullmatch(site) or site in ("admin", "work", server):
+        if not _NAME.fullmatch(site):
             raise PmsflError(f"--sites: {site!r} cannot be a site's name; use letters, digits, '-' and '_'")
+        if site.lower() in (*_TAKEN, server.lower()):
+            raise PmsflError(f"--sites: {site!r} is the name of something else here; choose another one")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", server):
         raise PmsflError(f"--server {server!r}: a host name or an address is expected")
     if not 1 <= port <= 65535:

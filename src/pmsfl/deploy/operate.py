@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import logging
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,23 +32,52 @@ def serve(kit: Path) -> int:
     """Run the server's process until it is told to stop; its exit code."""
     need_flare()
     check_kit(kit, "server")
-    policy.restrict(kit, "server")
-    return _keep_running(kit, "server.server_train", "fed_server.json")
+    with alone(kit, f"a server of {kit} is running already") as lock:
+        check_port(read_plan(kit)["port"])
+        policy.restrict(kit, "server")
+        return _keep_running(kit, lock, "server.server_train", "fed_server.json")
 
 
 def site(kit: Path, config: SiteConfig) -> int:
     """Run a site's process until it is told to stop; its exit code."""
     need_flare()
     check_kit(kit, "client")
-    policy.restrict(kit, "client")
+    if config.depth is not None and config.depth < 1:
+        raise PmsflError(f"--depth {config.depth}: a cut is after block 1 or later")
     if not config.data.startswith("owner:") and not Path(config.data).is_file():
         raise PmsflError(f"--data {config.data!r}: no such file; give an .npz, or owner:NAME of the recipe's data")
     resolved = config.data if config.data.startswith("owner:") else str(Path(config.data).resolve())
-    dataclasses.replace(config, data=resolved).write(kit)
-    return _keep_running(kit, "client.client_train", "fed_client.json", f"uid={site_name(kit)}")
+    with alone(kit, f"a site of {kit} is running already") as lock:
+        policy.restrict(kit, "client")
+        dataclasses.replace(config, data=resolved).write(kit)
+        return _keep_running(kit, lock, "client.client_train", "fed_client.json", f"uid={site_name(kit)}")
 
 
-def _keep_running(kit: Path, module: str, config: str, *more: str) -> int:
+@contextlib.contextmanager
+def alone(folder: Path, otherwise: str) -> Iterator[int]:
+    """Nobody else works in this folder meanwhile; PmsflError(otherwise) where somebody does. Gives a file's number: the
+    lock goes with the last process that has it, however that ends."""
+    import fcntl  # here: simulations run where it does not exist
+
+    with (folder / ".pmsfl.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PmsflError(f"{otherwise}; stop it first") from None
+        yield file.fileno()
+
+
+def check_port(port: int) -> None:
+    """PmsflError where something listens on the server's port: FLARE would wait for it without a word."""
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", port))
+        except OSError as e:
+            raise PmsflError(f"port {port}: {e.strerror}; free it, or make kits with another --port") from None
+
+
+def _keep_running(kit: Path, lock: int, module: str, config: str, *more: str) -> int:
     """One process, started again where it crashes."""
     command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(kit.resolve()), "-s", config]
     command += ["--set", "secure_train=true", *more, "org=pmsfl", "config_folder=config"]
@@ -54,7 +86,7 @@ def _keep_running(kit: Path, module: str, config: str, *more: str) -> int:
     while True:
         for name in ("shutdown.fl", "restart.fl", "pid.fl"):
             (kit / name).unlink(missing_ok=True)
-        child = subprocess.Popen(command, cwd=kit)
+        child = subprocess.Popen(command, cwd=kit, pass_fds=(lock,))
         with _passing_on(child):
             code = child.wait()
         if code == 0 or (kit / "shutdown.fl").exists() or code in (-signal.SIGTERM, -signal.SIGINT):
@@ -91,13 +123,26 @@ def session(kit: Path) -> Iterator[Any]:
 
     read_plan(kit)
     try:
-        found = new_secure_session(ADMIN, str(kit.resolve()), timeout=20.0)
+        with _silence():
+            found = new_secure_session(ADMIN, str(kit.resolve()), timeout=20.0)
     except Exception as e:
         raise PmsflError(f"no session with the server: {e}; is `pmsfl deploy server` running?") from None
     try:
         yield found
     finally:
         found.close()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """FLARE tells of every attempt to connect; what came of it, the caller says."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def start(
@@ -111,6 +156,18 @@ def start(
     sites = read_plan(kit)["sites"]
     if secure_sums:
         check_summable(recipe, len(sites), patience.min_clients)
+    (folder := kit / "jobs" / f".{run}").mkdir(parents=True, exist_ok=True)
+    with alone(folder, f"`pmsfl deploy start` of run {run} is under way from here already"):
+        try:
+            _submit_until_done(kit, recipe, run, job_rounds, patience, note, secure_sums)
+        except KeyboardInterrupt:
+            note(f"a job that was submitted goes on by itself; `pmsfl deploy stop {kit}` ends it")
+            raise
+
+
+def _submit_until_done(
+    kit: Path, recipe: Recipe, run: str, job_rounds: int, patience: Patience, note: Note, secure_sums: bool
+) -> None:
     failures, reached = 0, -1
     while True:
         try:
@@ -149,7 +206,10 @@ def _one_job(
         after = status_of(s, run)
     if after is None:
         raise PmsflError(f"the job ended as {outcome.get('status')} before it began")
-    note(f"round {after['round']} of {after['rounds']}, accuracy {after['accuracy']}; {outcome.get('status')}")
+    accuracy = "no accuracy yet" if after["accuracy"] is None else f"accuracy {after['accuracy']:.1f} %"
+    note(f"round {after['round']} of {after['rounds']}, {accuracy}; {outcome.get('status')}")
+    if after["failed"] and after["round"] <= reached:
+        raise PmsflError(str(after["failed"]))
     return int(after["round"])
 
 
@@ -226,6 +286,8 @@ def stop(kit: Path, everything: bool) -> list[str]:
                 except Exception:  # its process is gone: a server that was killed still lists it as running
                     lines.append(f"job {job['job_id']} was not running any more")
         if everything:
-            s.shutdown("all")
+            # FLARE waits for an answer of the server that it has just shut down, and may fail for want of one.
+            with _silence(), contextlib.suppress(TimeoutError):
+                s.shutdown("all")
             lines.append("server and sites are shutting down")
     return lines or ["nothing was running"]

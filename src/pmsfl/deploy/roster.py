@@ -85,7 +85,8 @@ class Roster:
             return
         there = [self.facts[s] for s in self.sites if s in self.facts]
         if len({f.shape for f in there}) != 1:
-            raise EnrolmentError(f"sites have samples of different shapes: {sorted({f.shape for f in there})}")
+            found_shapes = ", ".join(f"{s} {self.facts[s].shape}" for s in self.sites if s in self.facts)
+            raise EnrolmentError(f"sites have samples of different shapes: {found_shapes}")
         self.shape = self.shape or there[0].shape
         self.classes = self.classes or max(f.classes for f in there)
         if self.mean is None or self.std is None:

@@ -27,6 +27,7 @@ from pmsfl.deploy.secure_upload import SecureUpload
 from pmsfl.deploy.settings import Guard
 from pmsfl.deploy.sitting import Sitting
 from pmsfl.deploy.store import Store
+from pmsfl.deploy.sums import check_summable
 from pmsfl.deploy.timing import MOST_REPORTED
 from pmsfl.deploy.worlds import frozen_hash, site_world
 from pmsfl.engine.client import Bottoms, Finished
@@ -92,6 +93,8 @@ class SiteSide:
             raise Refusal("the manifest's recipe is not the one that was offered")
         if self.demands_sums and not manifest.secure_sums:
             raise Refusal("this site takes part with --secure-sums only, and the server's run is without")
+        if manifest.secure_sums:
+            check_summable(settled, len(manifest.sites), len(manifest.sites))
         self.keys = keys = self.fixed_keys or site_keys(self.store.secret(), manifest.run, settled.seed)
         world = site_world(settled, manifest, data.x, data.y, data.train, data.test, keys)
         self._check_world(world, manifest)

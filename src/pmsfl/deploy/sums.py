@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pmsfl.deploy.secure import Session
 from pmsfl.deploy.secure.primitives import check_library
+from pmsfl.deploy.secure.session import fewest
 from pmsfl.engine.plan import cohort_size
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
@@ -23,6 +24,11 @@ def check_summable(recipe: Recipe, sites: int, min_clients: int) -> None:
         raise PmsflError(
             f"--secure-sums: {recipe.method} uploads {method.uploads}, only mask bits are summed securely; take pm-sfl "
             "or another method that uploads bits, or leave --secure-sums out"
+        )
+    if not method.samples_masks:
+        raise PmsflError(
+            f"--secure-sums: the bits of {recipe.method} are no draw, so a round that is played again uploads the "
+            "same; from two sums, with and without one site, they could be read off. Take pm-sfl, or leave it out"
         )
     if recipe.weighting != "equal":
         raise PmsflError(
@@ -67,8 +73,8 @@ def may_be_personal(world: World, round_: int) -> bool:
 
 
 def threshold(clients: int, least: int) -> int:
-    """How many of so many sites a sum needs: more than half of them, and as many as a round needs anyway."""
-    return max(clients // 2 + 1, min(least, clients))
+    """How many of so many sites a sum needs: see `fewest`, and as many as a round needs anyway."""
+    return max(fewest(clients), min(least, clients))
 
 
 def session_of(world: World, run: int, round_: int, clients: Sequence[int], needed: int, signed: bool) -> Session:

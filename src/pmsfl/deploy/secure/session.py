@@ -37,6 +37,17 @@ _CLIENT = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size
 
 
+def fewest(clients: int) -> int:
+    """The least threshold for so many clients: all but about a quarter.
+
+    More than half is enough only where all hear the same of who is there. A server may relay to one client the shares
+    of threshold - 1 others only, and tell everybody else that those dropped out: with 3 of 5 it gets all their masking
+    keys and the one's own seed, which is its upload in the clear. Each client leaves out at most K - threshold others,
+    so with enough of them needed there are too few such shares, even if some keys are of an earlier try at the round.
+    """
+    return clients - (clients + 1) // 4
+
+
 class SecureError(PmsflError):
     """A message or a state in which a secure sum does not go on."""
 
@@ -73,10 +84,10 @@ class Session:
             raise SecureError(f"{k} clients and {self.coordinates} coordinates are more than a secure sum takes")
         if list(self.clients) != sorted(set(self.clients)) or not 0 <= self.clients[0] <= self.clients[-1] < 2**32:
             raise SecureError("clients must be different numbers in 0..2^32-1, growing")
-        if not k // 2 < self.threshold <= k:
+        if not fewest(k) <= self.threshold <= k:
             raise SecureError(
-                f"threshold = {self.threshold}: take more than half of the {k} clients ({k // 2 + 1} to {k}), or a "
-                "server could ask one half for one kind of shares and the other half for the other"
+                f"threshold = {self.threshold}: take {fewest(k)} to {k} of {k} clients, or a server that tells each of "
+                "them something else about the others could read an upload"
             )
 
     @property
