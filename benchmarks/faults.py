@@ -207,11 +207,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--job-rounds", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of undisturbed trainings: a spread needs two or more")
     parser.add_argument("--port", type=int, default=8002)
     parser.add_argument("--secure-sums", action="store_true")
     parser.add_argument("--record", type=Path)
     a = parser.parse_args()
+    if a.seeds < 2:
+        parser.error("--seeds: a spread needs two or more")
     changes = [*CHANGES, f"rounds={a.rounds}", f"eval_every={a.rounds}"]
     f = Federation(a.folder, a.port, changes, a.job_rounds, a.secure_sums)
     try:
