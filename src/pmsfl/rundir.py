@@ -14,7 +14,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +24,9 @@ from torch import Tensor
 
 from pmsfl._version import __version__
 from pmsfl.errors import PmsflError
+from pmsfl.locks import only_one
 from pmsfl.recipe import Recipe
 from pmsfl.tensorfile import TensorFileError, read_tensors, write_tensors
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
 
 RUNS = Path("runs")
 T = TypeVar("T")
@@ -162,16 +158,9 @@ class RunDirectory:
         for _, old in self.checkpoints()[:-keep]:
             old.unlink(missing_ok=True)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[int]:
         """Nobody else may train in this directory meanwhile. The lock goes with the process, however it ends."""
-        with (self.path / ".lock").open("a") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise PmsflError(f"another process is training in {self.path}; wait for it, or stop it") from None
-            yield
+        return only_one(self.path / ".lock", f"another process is training in {self.path}; wait for it, or stop it")
 
     def load_checkpoint(
         self,

@@ -55,19 +55,22 @@ def messages_of(path: Path | None, device: str = "auto") -> tuple[Sample, dict[s
     """The messages of a run (of the demo, trained for it, without one; or of a kept file), and what they come from."""
     if path is not None and path.is_file():
         return load_messages(path)
-    world, state, source = _trained_run(path, device) if path is not None else _trained_demo(device)
+    run = None if path is None else Run.open(path, device)
+    world, state, source = _trained_demo(device) if run is None else _trained_run(run, device)
     if world.method.uploads != "bits":
         raise PmsflError(f"method = {world.recipe.method!r} uploads no mask bits: take a run of pm-sfl")
     r = world.recipe
-    about: dict[str, Any] = {
+    about = {
         "source": source,
         "recipe": r.name,
         "method": r.method,
         "model": r.model,
         "data": world.federation.name,
+        "device": world.device.type,
+        "round": state.round,
+        "indices_in_run": {} if run is None else _in_the_run(run),
     }
-    about |= {"device": world.device.type, "round": state.round}
-    return take_sample(world, state), about | {"indices_in_run": _in_the_run(path)}
+    return take_sample(world, state), about
 
 
 def keep_messages(file: Path, sample: Sample, about: dict[str, Any]) -> None:
@@ -116,11 +119,10 @@ def take_sample(world: World, state: State) -> Sample:
     return Sample(*(t.cpu().contiguous() for t in (*kept, executor.seen[0][0], executor.seen[-1][0])))
 
 
-def _trained_run(path: Path, device: str) -> tuple[World, State, str]:
-    run = Run.open(path, device)
+def _trained_run(run: Run, device: str) -> tuple[World, State, str]:
     recipe = run.recipe.replace(capture="off")  # tensors are looked at on their way
     run._world = World(recipe, pick_device(device))
-    return run.world, run.state(), str(path)
+    return run.world, run.state(), str(run.path)
 
 
 def _trained_demo(device: str) -> tuple[World, State, str]:
@@ -131,9 +133,9 @@ def _trained_demo(device: str) -> tuple[World, State, str]:
     return world, state, f"the demo after {ROUNDS} rounds, trained for this; give a RUN for a longer one"
 
 
-def _in_the_run(path: Path | None) -> dict[str, float]:
+def _in_the_run(run: Run) -> dict[str, float]:
     """What personal indices took of the mask's bytes over all rounds of a run, and in its last quarter."""
-    lines = [] if path is None else Run.open(path).metrics
+    lines = run.metrics
     parts = {"of_mask_in_run": lines, "of_mask_in_last_quarter": lines[-(len(lines) // 4) :]}
     out = {}
     for name, part in parts.items():

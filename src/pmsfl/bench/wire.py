@@ -1,7 +1,6 @@
 """`pmsfl bench wire`: how many bits each codec takes on a trained run's own messages, and how fast it is.
 
-MB/s count four bytes per parameter or value, whatever travels. Ratios to fp32
-include headers.
+MB/s count four bytes per parameter or value, whatever travels. Ratios to fp32 include headers.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from pmsfl.deploy.host import SiteConfig, site_name
 from pmsfl.deploy.kits import ADMIN, check_kit, need_flare, read_plan
 from pmsfl.deploy.settings import Patience
 from pmsfl.errors import PmsflError
+from pmsfl.locks import only_one
 from pmsfl.recipe import Recipe
 
 Note = Callable[[str], None]
@@ -53,18 +54,9 @@ def site(kit: Path, config: SiteConfig) -> int:
         return _keep_running(kit, lock, "client.client_train", "fed_client.json", f"uid={site_name(kit)}")
 
 
-@contextlib.contextmanager
-def alone(folder: Path, otherwise: str) -> Iterator[int]:
-    """Nobody else works in this folder meanwhile; PmsflError(otherwise) where somebody does. Gives a file's number: the
-    lock goes with the last process that has it, however that ends."""
-    import fcntl  # here: simulations run where it does not exist
-
-    with (folder / ".pmsfl.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise PmsflError(f"{otherwise}; stop it first") from None
-        yield file.fileno()
+def alone(folder: Path, otherwise: str) -> contextlib.AbstractContextManager[int]:
+    """Nobody else works in this folder meanwhile; gives the lock's file number, for processes that are to hold it."""
+    return only_one(folder / ".pmsfl.lock", f"{otherwise}; stop it first")
 
 
 def check_port(port: int) -> None:

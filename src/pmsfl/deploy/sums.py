@@ -3,13 +3,12 @@ round's is, and when a sum would show one site's mask."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pmsfl.deploy.secure import Session
 from pmsfl.deploy.secure.primitives import check_library
 from pmsfl.deploy.secure.session import fewest
-from pmsfl.engine.plan import cohort_size
+from pmsfl.engine.plan import cohort_size, personal_from
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.methods import make_method
@@ -67,7 +66,7 @@ def alone(depths: Sequence[int]) -> bool:
 def may_be_personal(world: World, round_: int) -> bool:
     """Can a site keep coordinates to itself in this round? The server is never told which."""
     r = world.recipe
-    begun = round_ >= math.ceil(r.agreement * r.rounds - 1e-9)
+    begun = round_ >= personal_from(r)
     by_design = any(bool(world.kept_from_start(d).any()) for d in set(world.depths))
     return by_design or (world.method.personalises and r.personal_ratio > 0.0 and begun)
 

@@ -5,7 +5,6 @@ under `cohort`. P masked coordinates and Q plain parameters of that depth; A ≤
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pmsfl.engine.optim import RowOptimiser
+from pmsfl.engine.plan import personal_from
 from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
@@ -155,12 +155,13 @@ class Bottoms:
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Smashed data [K, B, ...] and the labels [K, B] that may leave; keeps the graph for `backward`."""
-        views, x, dropout = self.set_out()
-        return self.arrive(*self.world.run_blocks(views, x, 0, self.depth, dropout, self.vectorised))
+        vectors, x, dropout = self.set_out()
+        self._views = self.world.layout.bottom(*vectors, self.depth)
+        return self.arrive(*self.world.run_blocks(self._views, x, 0, self.depth, dropout, self.vectorised))
 
-    def set_out(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What the blocks run on: views of the clients' weights (`vectors` has them flat: masked [K, P], plain [K, Q]),
-        inputs [K, B, ...], keys for dropout [K]."""
+    def set_out(self) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+        """What the blocks run on: the clients' weights [K, P] and plain parameters [K, Q], inputs [K, B, ...], keys for
+        dropout [K]."""
         w, rows, clock = self.world, self.rows, self.clock
         self._batch = rows.batches.index_select(1, clock.step.reshape(1)).squeeze(1)
         x = self.inputs()
@@ -174,9 +175,8 @@ class Bottoms:
             samples = torch.arange(x.shape[1], device=x.device)
             plain, dropout = self._each_sample(plain), fold(dropout.unsqueeze(1), samples).flatten()
             x = x.flatten(0, 1).unsqueeze(1)
-        self.vectors = effective, plain
-        self._views, self._x = w.layout.bottom(effective, plain, self.depth), x
-        return self._views, x, dropout
+        self._x = x
+        return (effective, plain), x, dropout
 
     def inputs(self) -> Tensor:
         """The step's samples [K, B, ...] as the model takes them, augmented."""
@@ -329,9 +329,8 @@ class Bottoms:
         )
 
     def _participations(self, memory: Memory | None) -> int:
-        r = self.world.recipe
         before = 0 if memory is None else memory.participations
-        return before + (self.round >= math.ceil(r.agreement * r.rounds - 1e-9))
+        return before + (self.round >= personal_from(self.world.recipe))
 
     def _memory(self, i: int, personal: Tensor, participations: int) -> Memory:
         r = self.world.recipe

@@ -44,6 +44,11 @@ class Keys:
         return key
 
 
+def personal_from(recipe: Recipe) -> int:
+    """The first round, from 0, in which clients choose personal coordinates: the agreement is over."""
+    return math.ceil(recipe.agreement * recipe.rounds - 1e-9)
+
+
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
 
 

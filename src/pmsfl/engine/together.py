@@ -30,7 +30,7 @@ def forward_together(world: World, groups: Mapping[int, Bottoms]) -> tuple[Batch
 def _block_by_block(world: World, groups: Mapping[int, Bottoms]) -> dict[int, tuple[Tensor, Tensor]]:
     ready = {d: bottoms.set_out() for d, bottoms in groups.items()}
     cuts = [0, *groups]
-    pieces = {d: _by_block(world, bottoms, cuts) for d, bottoms in groups.items()}
+    pieces = {d: _by_block(world, vectors, [c for c in cuts if c <= d]) for d, (vectors, _, _) in ready.items()}
     x = torch.cat([inputs for _, inputs, _ in ready.values()])
     done, logits = {}, dict[int, list[Tensor]]({d: [] for d in groups})
     for i, (start, stop) in enumerate(pairwise(cuts)):
@@ -47,8 +47,7 @@ def _block_by_block(world: World, groups: Mapping[int, Bottoms]) -> dict[int, tu
     return done
 
 
-def _by_block(world: World, bottoms: Bottoms, cuts: list[int]) -> list[tuple[Tensor, ...]]:
+def _by_block(world: World, vectors: tuple[Tensor, Tensor], cuts: list[int]) -> list[tuple[Tensor, ...]]:
     """A depth's weights and plain parameters, cut where clients leave: whole vectors are joined, not layer by layer."""
-    ends = [cut for cut in cuts if cut <= bottoms.depth]
-    sizes = [[size(b) - size(a) for a, b in pairwise(ends)] for size in (world.masked_size, world.plain_size)]
-    return [torch.split(vector, at, dim=-1) for vector, at in zip(bottoms.vectors, sizes, strict=True)]
+    sizes = [[size(b) - size(a) for a, b in pairwise(cuts)] for size in (world.masked_size, world.plain_size)]
+    return [torch.split(vector, at, dim=-1) for vector, at in zip(vectors, sizes, strict=True)]

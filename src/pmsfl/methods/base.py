@@ -127,7 +127,12 @@ class Method:
         """
         masks = self.uploads in ("bits", "theta")
         rule = self.mask_aggregator if masks else self.float_aggregator
-        return merge(shared, uploads, contributes, rule.at(damping), weights, counts)
+        merged, counts = merge(shared, uploads, contributes, rule.at(damping), weights, counts)
+        return self.settle(merged, contributes), counts
+
+    def settle(self, merged: Tensor, contributes: Tensor) -> Tensor:
+        """The shared vector [P] as the server keeps it, from what a merge of contributions [K, P] made."""
+        return merged
 
     # --- what stays personal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pmsfl.masks.aggregate import Counts, steer_entropy
+from pmsfl.masks.aggregate import steer_entropy
 from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
 from pmsfl.masks.personal import grow, target_count
 from pmsfl.methods.base import Method, Trains, Uploads
@@ -55,21 +55,12 @@ class PMSFL(Method):
         assert uniform is not None
         return sample(torch.sigmoid(trained), uniform).to(trained.dtype)
 
-    def merge(
-        self,
-        shared: Tensor,
-        uploads: Tensor,
-        contributes: Tensor,
-        weights: Tensor,
-        counts: Counts | None,
-        damping: float = 1.0,
-    ) -> tuple[Tensor, Counts | None]:
-        theta, counts = super().merge(shared, uploads, contributes, weights, counts, damping)
+    def settle(self, merged: Tensor, contributes: Tensor) -> Tensor:
         r = self.recipe
         if r.entropy_target > 0.0:
-            steered = steer_entropy(theta, r.entropy_target, r.entropy_rate, r.clip)
-            theta = torch.where(contributes.any(0), steered, theta)
-        return self._clipped(theta), counts
+            steered = steer_entropy(merged, r.entropy_target, r.entropy_rate, r.clip)
+            merged = torch.where(contributes.any(0), steered, merged)
+        return self._clipped(merged)
 
     def grow_personal(
         self,

@@ -175,29 +175,26 @@ class Layout:
 
     def bottom(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
         """Named views for functional_call of a bottom's vectors [..., P_d] and [..., Q_d]."""
-        return self._views(masked, plain, 0, depth)
-
-    def between(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
-        """Named views of blocks first+1..last alone: vectors [..., P_last − P_first] and [..., Q_last − Q_first]."""
-        return self._views(masked, plain, first, last)
+        return self.between(masked, plain, 0, depth)
 
     def top(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
         """Named views of a top's vectors [P − P_d] and [Q − Q_d], head included."""
-        return self._views(masked, plain, depth, self.depth + 1)
+        return self.between(masked, plain, depth, self.depth + 1)
 
     def trunk(self, masked: Tensor, plain: Tensor, depth: int) -> dict[str, Tensor]:
         """Named views of a top without its head: vectors [P − P_d] and [Q_L − Q_d]."""
-        return self._views(masked, plain, depth, self.depth)
+        return self.between(masked, plain, depth, self.depth)
 
     def head(self, plain: Tensor) -> dict[str, Tensor]:
         """Named views of the head's parameters [..., Q − Q_L]."""
-        return self._views(plain[..., :0], plain, self.depth, self.depth + 1)
+        return self.between(plain[..., :0], plain, self.depth, self.depth + 1)
 
     def plain_slots(self, depth: int, head: bool) -> list[Slot]:
         """The plain parameters of a bottom of this depth, and the head's where the client has it."""
         return [s for s in self.plain if s.block < depth or (head and s.block == self.depth)]
 
-    def _views(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
+    def between(self, masked: Tensor, plain: Tensor, first: int, last: int) -> dict[str, Tensor]:
+        """Named views of blocks first+1..last alone: vectors [..., P_last − P_first] and [..., Q_last − Q_first]."""
         # torch.split, not slices: its backward is one concatenation instead of one full-size zero tensor each.
         views = {}
         for vector, slots in ((masked, self.masked), (plain, self.plain)):

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pmsfl.errors import PmsflError
+from pmsfl.locks import only_one
 from pmsfl.recipe import Recipe
 from pmsfl.rundir import RunDirectory, write_whole
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None  # type: ignore[assignment]
 
 DIGITS = 6
 
@@ -76,14 +72,10 @@ class Logs:
         self._found.setdefault(identity(recipe), {})[recipe.seed] = folder
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
+def alone(out: Path) -> AbstractContextManager[int]:
     """Wait until no other call writes below `out`."""
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    with (out / "runs" / ".lock").open("a") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return only_one(out / "runs" / ".lock")
 
 
 def _slim(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -96,8 +96,8 @@ def one_step(world: World, state: State, client: int, rows: Tensor, weights: Ten
     w, depth = world, world.depths[client]
     shared, plain = received(w, state, depth), state.plain[w.plain_view(depth).sent]
     clock = w.clock(min(state.round, w.recipe.rounds - 1))
-    client_of = (w, clock, state.round, [client], depth, [1], shared, plain, state.bank, w.why_looped is None)
-    bottoms = _Unaugmented(*client_of)
+    vectorised = w.why_looped is None
+    bottoms = _Unaugmented(w, clock, state.round, [client], depth, [1], shared, plain, state.bank, vectorised)
     bottoms.rows.batches = rows.reshape(1, 1, -1)
     if w.method.samples_masks:  # what stands for uniforms gives the same mask again, as with one mask per round
         bottoms.rows.round_draw = (weights == 0).to(w.dtype).unsqueeze(0)
