@@ -256,15 +256,28 @@ def test_the_recording_not_used_for_longest_goes_first(monkeypatch: pytest.Monke
     assert list(recorder.replays) == [(2,), (1,)]
 
 
-def test_a_combination_of_depths_is_kept_once_it_has_come_up_often_enough() -> None:
-    world = tiny_world(depths="1,2,1,2,1")
-    executor, recorder, _ = recording(world)
-    recorder.patience = 1
-    state, _ = played(executor)
-    often = {signature for signature, times in recorder.launched.items() if times > 1}
-    assert set(recorder.replays) == often
-    assert 0 < len(often) < len(recorder.launched)
-    assert_agree(state, play(world, CohortExecutor, 2)[0])
+@pytest.mark.parametrize("method", ["pm-sfl", "splitfed", "depthfl"])
+def test_a_recording_of_more_clients_stands_in_and_nobody_notices(method: str) -> None:
+    """Whoever is done keeps what they had then, whatever is played on in their row."""
+    changes = {"depths": "1,2,1,2,1", "cohort": 5, "client_state": "persistent", "method": method}
+    world = tiny_world(tiny_federation((6, 9, 14, 19, 25)), **changes)
+    executor, recorder, _ = recording(world, None)
+    recorder.patience = 10**9
+    state, _ = played(executor, 3)
+    assert len(recorder.replays) == 1  # the whole cohort's
+    assert sum(recorder.wasted.values()) > 0
+    assert_agree(state, play(world, CohortExecutor, 3)[0])
+
+
+def test_a_recording_stands_in_until_that_costs_as_much_as_a_capture() -> None:
+    world = tiny_world(tiny_federation((6, 9, 14, 19, 25)), depths="1,2,1,2,1", cohort=5)
+    executor, recorder, _ = recording(world, None)
+    signatures = {recorder._signature(active) for t in range(4) for active in world.plan(t).active}
+    recorder.patience = 12
+    state, _ = played(executor, 4)
+    assert 1 < len(recorder.replays) < len(signatures)
+    assert max(recorder.wasted.values()) <= 12
+    assert_agree(state, play(world, CohortExecutor, 4)[0])
 
 
 def test_a_cpu_has_no_recorder() -> None:

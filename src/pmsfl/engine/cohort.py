@@ -91,6 +91,8 @@ class CohortExecutor:
 
     def finish(self, play: Playing) -> tuple[State, RoundMetrics]:
         """The end of a round whose steps are done."""
+        if self.recorder is not None and self.tape is None:
+            self.recorder.move_out()
         plan, done = play.plan, self._finished(play)
         done = {d: f.take(self._on_time(plan, d)) for d, f in done.items()} if any(plan.late) else done
         uploads, memories = self._upload(play, done)

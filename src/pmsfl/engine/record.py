@@ -1,6 +1,7 @@
 """Recorded steps: on a GPU a step is compiled once, captured as a CUDA graph for every number of clients still at
 work, and replayed. The host does nothing in between but say which graph is next. Where depths differ, hundreds of
-combinations come up, some of them for a few steps: a combination is captured once it has shown that it comes back.
+combinations come up, many for a few steps: a graph of more clients stands in, those who are done counting for nothing,
+until that has cost as much as a capture.
 
 Graphs read and write fixed memory, so a round's tensors are copied in before its first step, and the round goes on
 there. Depths sit in fixed slots: one whose clients are all done is played by a spare row that counts for nothing.
@@ -30,10 +31,11 @@ from pmsfl.models.context import explicit_layers
 
 UnionStep = Callable[[Server, dict[int, Bottoms], Batches | None], None]
 Replay = Callable[[], object]
+Signature = tuple[int, ...]  # how many clients of each depth
 TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs time before the first step
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
-# With mixed depths a launch takes five replays' time and a capture two launches': what comes once is launched.
-PLAYS_BEFORE_CAPTURE = 1
+# Mixed depths: a client too many costs 0.4 ms of a step, a capture 60 ms, and serves again (ResNet-18, H200).
+ROWS_FOR_A_CAPTURE = 60
 
 
 @dataclass
@@ -66,9 +68,14 @@ class Recorder:
         self.counts = Counts()
         self.memory: StepTensors | None = None
         self.compiled: Compiled | None = None
-        self.replays: OrderedDict[tuple[int, ...], Replay] = OrderedDict()
-        self.launched: Counter[tuple[int, ...]] = Counter()
-        self.patience = PLAYS_BEFORE_CAPTURE if world.mixed and world.device.type == "cuda" else 0
+        self.replays: OrderedDict[Signature, Replay] = OrderedDict()
+        self.patience = ROWS_FOR_A_CAPTURE if world.mixed and world.device.type == "cuda" else 0
+        self.wasted: Counter[Signature] = Counter()  # rows that stood in for nobody, by who was at work
+        self.chosen: dict[Signature, Signature] = {}  # whose recording plays, in this round
+        self.times: Counter[Signature] = Counter()  # steps of this round
+        self.own: dict[int, ClientRows] = {}  # where a round's rows came from: those who are done go back there
+        self.at_home: dict[int, int] = {}  # the rows of a depth from which on that has happened
+        self.at_work: dict[int, int] = {}
         self.pool: Any = None  # graphs never run at the same time, so they share their scratch memory
         self.bottoms = {d: Bottoms.hollow(world, d, world.why_looped is None) for d in sorted(set(world.depths))}
 
@@ -83,11 +90,25 @@ class Recorder:
         _copy(memory.clock, server.clock)
         _copy(memory.server, server.rows)
         server.rows, server.clock = memory.server, memory.clock
+        self.own = {d: bottoms.rows for d, bottoms in groups.items()}
+        self.at_home = {d: len(bottoms.clients) for d, bottoms in groups.items()}
+        self.chosen, self.at_work = {}, {}
+        self.times = Counter(self._signature(active) for active in server.plan.active)
         for d, bottoms in groups.items():
             rows = memory.groups[d].first(len(bottoms.clients))
             steps = bottoms.rows.batches.shape[1]
             _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), bottoms.rows)
             bottoms.rows, bottoms.clock = rows, memory.clock
+
+    def move_out(self) -> None:
+        """At the end of a round: whoever was done before others comes back to where the round looks for them."""
+        assert self.memory is not None
+        for d, first in self.at_home.items():
+            own = self.own[d]
+            steps = own.batches.shape[1]
+            rows = self.memory.groups[d].part(slice(first, own.ids.shape[0]))
+            _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), own.part(slice(first, None)))
+            self.at_home[d] = own.ids.shape[0]
 
     def _allocate(self, server: Server) -> StepTensors:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
@@ -107,26 +128,62 @@ class Recorder:
 
     def step(self, active: dict[int, int]) -> None:
         """One step with so many clients of each depth at work."""
-        signature = tuple(active.get(d, 0) for d in self.bottoms)
-        if signature not in self.replays:
-            part = self._part(signature)
-            play = self._player(part)
-            if self._is_rare(signature):
-                with fastest_kernels():
-                    play()
-                return
-            if len(self.replays) >= MOST_GRAPHS:
-                self.replays.popitem(last=False)
-            self.replays[signature] = self._capture(play, part) if self.world.device.type == "cuda" else play
-        self.replays.move_to_end(signature)
-        self.replays[signature]()
+        signature = self._signature(active)
+        self._call_up(active)
+        plays = signature if signature in self.replays else self.chosen.get(signature)
+        if plays is None or plays not in self.replays:
+            plays = self.chosen[signature] = self._stand_in(signature) or self._record(signature)
+        self._send_home(active, plays)
+        self.replays.move_to_end(plays)
+        self.replays[plays]()
 
-    def _is_rare(self, signature: tuple[int, ...]) -> bool:
-        """Is a combination of depths still cheaper to launch than to capture?"""
-        self.launched[signature] += 1
-        return self.compiled is not None and self.launched[signature] <= self.patience
+    def _signature(self, active: dict[int, int]) -> Signature:
+        return tuple(active.get(d, 0) for d in self.bottoms)
 
-    def _part(self, signature: tuple[int, ...]) -> StepTensors:
+    def _record(self, signature: Signature) -> Signature:
+        """Make a recording for these clients; they are whom it is for."""
+        part = self._part(signature)
+        play = self._player(part)
+        if len(self.replays) >= MOST_GRAPHS:
+            self.replays.popitem(last=False)
+        self.replays[signature] = self._capture(play, part) if self.world.device.type == "cuda" else play
+        return signature
+
+    # --- one recording for another
+
+    def _stand_in(self, signature: Signature) -> Signature | None:
+        """The smallest recording with room for these clients; None: it is time for one of their own."""
+        room = [s for s in self.replays if all(a <= b for a, b in zip(signature, s, strict=True))]
+        if not room or not self.patience:
+            return None
+        least = min(room, key=sum)
+        waste = (sum(least) - sum(signature)) * self.times[signature]
+        if waste + self.wasted[signature] > self.patience:
+            return None
+        self.wasted[signature] += waste
+        return least
+
+    def _call_up(self, active: dict[int, int]) -> None:
+        """Where depths differ, say who is at work: nobody else counts."""
+        assert self.memory is not None
+        if self.memory.present and active != self.at_work:
+            for d, present in self.memory.present.items():
+                present.zero_()[: active.get(d, 0)] = 1.0
+            self.at_work = dict(active)
+
+    def _send_home(self, active: dict[int, int], plays: Signature) -> None:
+        """Bring away who is done, if a recording is about to play on with their rows."""
+        assert self.memory is not None
+        for (d, rows), played in zip(self.memory.groups.items(), plays, strict=True):
+            first, last = active.get(d, 0), self.at_home.get(d, 0)
+            if first < min(played, last):
+                own = self.own[d]
+                steps, at = own.batches.shape[1], slice(first, last)
+                part = rows.part(at)
+                _copy(own.part(at), dataclasses.replace(part, batches=part.batches[:, :steps]))
+                self.at_home[d] = first
+
+    def _part(self, signature: Signature) -> StepTensors:
         """The tensors of the clients at work; the last row of a depth stands in where nobody is."""
         assert self.memory is not None
         m = self.memory

@@ -35,13 +35,13 @@ def side_by_side(layer: Layer, x: Tensor, *parameters: Tensor | None, mixes_rows
     with vmap.lower():
         if at == 0 and not mixes_rows:  # no copy where the layer before left clients as rows
             out = layer(1, inner.flatten(0, 1))
-            return _add_batch_dim(out.view(len(inner), -1, *out.shape[1:]), 0, level)
+            return _add_batch_dim(out.view(inner.shape[0], -1, *out.shape[1:]), 0, level)
         clients = inner.shape[at]
         folded = [None if p is None else p[0].movedim(p[1], 0).flatten(0, 1) for p in own]
         out = layer(clients, inner.movedim(at, 1).flatten(1, 2), *folded)
         if out.requires_grad and out.ndim == 4 and out.is_contiguous(memory_format=torch.channels_last):
             out.register_hook(_channels_last)  # type: ignore[no-untyped-call]
-        return _add_batch_dim(out.view(len(out), clients, -1, *out.shape[2:]), 1, level)
+        return _add_batch_dim(out.view(out.shape[0], clients, -1, *out.shape[2:]), 1, level)
 
 
 def _vmap_over(tensors: Sequence[Tensor]) -> VmapInterpreter | None:

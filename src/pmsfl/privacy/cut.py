@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pmsfl.errors import PmsflError
+from pmsfl.models.beside import side_by_side
 from pmsfl.models.norm import StaticBN
 from pmsfl.privacy.mechanisms import clip_rows
 
@@ -65,17 +66,23 @@ class SortWindows(nn.Module):
         self.window = window
 
     def forward(self, x: Tensor) -> Tensor:
-        # By comparisons and one product: sorts and gathers under vmap would tie a compiled step to a number of clients.
-        place = torch.arange(x.shape[2] * x.shape[3], device=x.device)
-        number = window_of(place, x.shape[3], self.window)
+        return side_by_side(self._sorted, x)
+
+    def _sorted(self, clients: int, x: Tensor) -> Tensor:
+        """Of x [B, clients·C, H, W]."""
+        # By comparisons and one product: sorts and gathers would tie a compiled step to a number of clients.
+        b, _, h, w = x.shape
+        place = torch.arange(h * w, device=x.device)
+        number = window_of(place, w, self.window)
         same, earlier = number.unsqueeze(1) == number, place.unsqueeze(1) > place
         first = (number.unsqueeze(1) > number).sum(1)  # of each window's slots, window by window
         slot = first + (same & earlier).sum(1)
-        value = x[:, 0].detach().flatten(1)
+        vectors = x.reshape(b * clients, -1, h * w)
+        value = vectors[:, 0].detach()
         mine, other = value.unsqueeze(2), value.unsqueeze(1)
         rank = (same & ((other < mine) | ((other == mine) & earlier))).sum(2)
-        moves = (first + rank).unsqueeze(2) == slot  # [B, from, to]
-        return (x.flatten(2) @ moves.to(x.dtype)).reshape(x.shape)
+        moves = (first + rank).unsqueeze(2) == slot  # [B·clients, from, to]
+        return torch.bmm(vectors, moves.to(x.dtype)).reshape(x.shape)
 
 
 def narrow_stage(shape: Sequence[int], channels: int, pool: int, sort: int = 0) -> nn.Module:
