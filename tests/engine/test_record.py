@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pmsfl.engine.record as record
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.replay import WARM_UP
 from pmsfl.engine.rows import tensors
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
@@ -278,6 +279,17 @@ def test_a_recording_stands_in_until_that_costs_as_much_as_a_capture() -> None:
     assert 1 < len(recorder.replays) < len(signatures)
     assert max(recorder.wasted.values()) <= 12
     assert_agree(state, play(world, CohortExecutor, 4)[0])
+
+
+def test_libraries_choose_kernels_once_for_every_number_of_clients_a_block_has() -> None:
+    _, recorder, _ = recording(tiny_world(depths=MIXED), None)
+    recorder.compiled = object()  # type: ignore[assignment]
+    calls = [recorder._warm_up(s) for s in ((2, 1, 1, 1), (1, 1, 2, 1), (2, 1, 1, 1), (3, 1, 1, 1))]
+    assert calls == [WARM_UP, 1, 0, 1]
+    recorder._warm_up((1, 2, 1, 1))
+    assert recorder._warm_up((2, 0, 1, 1)) == 0  # an empty slot has a spare row
+    recorder.compiled = None  # what runs as it is may meet other sizes
+    assert recorder._warm_up((2, 1, 1, 1)) == 1
 
 
 def test_a_cpu_has_no_recorder() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
 from pmsfl.engine.plan import local_steps
-from pmsfl.engine.replay import capture
+from pmsfl.engine.replay import WARM_UP, capture
 from pmsfl.engine.rows import ClientRows, Clock, ServerRows, cloned, rebuilt, tensors
 from pmsfl.engine.server import Batches, Server
 from pmsfl.engine.world import World
@@ -76,6 +76,7 @@ class Recorder:
         self.own: dict[int, ClientRows] = {}  # where a round's rows came from: those who are done go back there
         self.at_home: dict[int, int] = {}  # the rows of a depth from which on that has happened
         self.at_work: dict[int, int] = {}
+        self.sizes: set[tuple[int, int]] = set()  # of clients' blocks and, negative, the server's, met before
         self.pool: Any = None  # graphs never run at the same time, so they share their scratch memory
         self.bottoms = {d: Bottoms.hollow(world, d, world.why_looped is None) for d in sorted(set(world.depths))}
 
@@ -146,8 +147,18 @@ class Recorder:
         play = self._player(part)
         if len(self.replays) >= MOST_GRAPHS:
             self.replays.popitem(last=False)
-        self.replays[signature] = self._capture(play, part) if self.world.device.type == "cuda" else play
+        on_gpu = self.world.device.type == "cuda"
+        self.replays[signature] = self._capture(play, part, self._warm_up(signature)) if on_gpu else play
         return signature
+
+    def _warm_up(self, signature: Signature) -> int:
+        """Calls before a capture: none, if every block has run with as many clients, theirs and the server's."""
+        clients = [max(a, 1) for a in signature]  # a spare row at least
+        theirs = {(i, sum(clients[i:])) for i in range(len(clients))}
+        sizes = theirs | {(-i, sum(clients[:i])) for i in range(1, len(clients) + 1)}
+        known, first = self.compiled is not None and sizes <= self.sizes, not self.sizes
+        self.sizes |= sizes
+        return WARM_UP if first else 1 - known
 
     # --- one recording for another
 
@@ -243,13 +254,15 @@ class Recorder:
         present = {d: p if len(p) > 1 else torch.cat((p, p)) for d, p in part.present.items()}
         return dataclasses.replace(part, groups=groups, present=present)
 
-    def _capture(self, play: Replay, part: StepTensors) -> Replay:
+    def _capture(self, play: Replay, part: StepTensors, warm_up: int) -> Replay:
         began = time.perf_counter()
         before = [t.clone() for t in tensors(part)]
         try:
             with fastest_kernels():
-                graph, _ = capture(play, self.pool)
+                graph, _ = capture(play, self.pool, warm_up)
         except RuntimeError as error:
+            if not warm_up:
+                return self._capture(play, part, 1)
             self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
             return play
         finally:

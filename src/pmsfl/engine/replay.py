@@ -5,6 +5,7 @@ operations each, and the host could not launch them as fast as the GPU does them
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,18 +16,30 @@ from pmsfl.engine.rows import rebuilt, tensors
 WARM_UP = 2  # calls before a capture: libraries choose their kernels and allocate their workspaces there
 
 
-def capture(function: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+def capture(function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A recording of function() and what it returns, which every replay overwrites. pool: other recordings' memory."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             function()
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    if pool is None:
+        torch.cuda.empty_cache()  # only for the first: what comes after it fits into its memory, and a round's own stays
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        outputs = function()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool)
+        try:
+            outputs = function()
+        finally:
+            graph.capture_end()
     return graph, outputs
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    """One for all recordings: libraries keep a workspace for every stream they have seen."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 class Replays:
