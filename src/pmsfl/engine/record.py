@@ -261,6 +261,7 @@ class Recorder:
             with fastest_kernels():
                 graph, _ = capture(play, self.pool, warm_up)
         except RuntimeError as error:
+            self.pool = None  # one that a capture failed in takes no other
             if not warm_up:
                 return self._capture(play, part, 1)
             self.note(f"steps are not recorded: {str(error).strip().splitlines()[0][:200]}")
