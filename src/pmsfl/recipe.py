@@ -171,13 +171,6 @@ class Recipe:
         "round",
         choices=("constant", "sqrt", "linear"),
     )
-    server_step: float = knob(
-        1.0,
-        "what of a round's change the server's half keeps: less, and it leans less towards the round's clients",
-        "round",
-        low=0.01,
-        high=1.0,
-    )
     weighting: str = knob("equal", "how clients weigh in the merge", "round", choices=("equal", "samples"))
     train: str = knob("masks", "what lg-fedavg and depthfl train", "round", choices=("masks", "weights"))
     labels: str = knob(
@@ -221,7 +214,6 @@ class Recipe:
         choices=("independent", "even"),
     )
     damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean; 0: K/N", "masks", low=0.0, high=1.0)
-    damping_schedule: str = knob("constant", "of η over the rounds", "masks", choices=("constant", "cosine"))
     beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)
     beta_reset: int = knob(1, "rounds after which `beta` forgets", "masks", low=1)
     min_contributors: int = knob(1, "a coordinate with fewer keeps its value", "masks", low=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -393,34 +392,3 @@ def test_a_batch_of_one_needs_a_norm_that_does_not_average_over_it() -> None:
     with pytest.raises(PmsflError, match="norm = 'group'"):
         tiny_world(batch=1)
     assert tiny_world(batch=1, norm="group").recipe.batch == 1
-
-
-# --- how much of a round the server keeps
-
-
-def test_a_server_step_keeps_its_share_of_the_tops_change() -> None:
-    whole, half = (tiny_world(server_step=share) for share in (1.0, 0.5))
-    before = State.initial(whole)
-    after, slower = (CohortExecutor(w, Ledger()).round(before)[0] for w in (whole, half))
-    top = slice(whole.plain_size(whole.cut), None)
-    assert not torch.equal(after.plain[top], before.plain[top])
-    torch.testing.assert_close(slower.plain[top], (before.plain[top] + after.plain[top]) / 2)
-    assert torch.equal(slower.plain[: top.start], after.plain[: top.start])  # the clients' norms are merged as ever
-    bottom = slice(whole.masked_size(whole.cut))
-    assert torch.equal(slower.shared[bottom], after.shared[bottom])
-
-
-def test_damping_falls_by_half_a_cosine_over_the_rounds() -> None:
-    annealed, sampled = (
-        tiny_world(**change, rounds=4, personal_ratio=0.0)
-        for change in ({"aggregate": "damped", "damping": 1.0, "damping_schedule": "cosine"}, {"aggregate": "sampled"})
-    )
-    before = State.initial(annealed)
-    late = dataclasses.replace(before, round=2)
-    for state, share in ((before, 1.0), (late, 0.5)):
-        slow, whole = (CohortExecutor(w, Ledger()).round(state)[0] for w in (annealed, sampled))
-        bottom = slice(annealed.masked_size(annealed.cut))
-        mean = whole.shared[bottom]
-        expected = before.shared[bottom] + share * (mean - before.shared[bottom])
-        torch.testing.assert_close(slow.shared[bottom], expected.clamp(0.01, 0.99), rtol=0.0, atol=0.011)
-        assert not torch.equal(slow.shared[bottom], before.shared[bottom])

@@ -25,7 +25,7 @@ def capture(function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP) -> t
             function()
     torch.cuda.synchronize()
     if pool is None:
-        torch.cuda.empty_cache()  # only for the first: what comes after it fits into its memory, and a round's own stays
+        torch.cuda.empty_cache()  # only for the first: others fit into its memory, and a round keeps its own
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.rows import Clock, ServerRows
 from pmsfl.engine.state import Memory, State, server_optimisers
-from pmsfl.engine.world import World, learning_rate
+from pmsfl.engine.world import World
 from pmsfl.masks.aggregate import merge
 from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
@@ -220,32 +220,21 @@ class Server:
         """Merge what came up and return the next state."""
         w, state = self.world, self.state
         weights = self._weights()
-        damping = learning_rate(1.0, w.recipe.damping_schedule, self.plan.round, w.recipe.rounds)
         fresh_prior = self.plan.round % w.recipe.beta_reset == 0
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]
-            shared[:p], counts = w.method.merge(
-                shared[:p], uploads.values, uploads.contributes, weights, counts, damping
-            )
-        rule = w.method.float_aggregator.at(damping)
-        plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, rule, weights)
+            shared[:p], counts = w.method.merge(shared[:p], uploads.values, uploads.contributes, weights, counts)
+        plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, w.method.float_aggregator, weights)
         return State(
             state.round + 1,
-            self._with_server(shared, self._kept(state.shared, self._server_shared(), self.p), self.p, self._holders()),
-            self._with_server(
-                plain, self._kept(state.plain, self.rows.plain[0], self.q), self.q, uploads.plain_held.sum(0)
-            ),
+            self._with_server(shared, self._server_shared(), self.p, self._holders()),
+            self._with_server(plain, self.rows.plain[0], self.q, uploads.plain_held.sum(0)),
             copy.deepcopy(self.rows.masked_optimiser),  # the rows may serve the next round too
             copy.deepcopy(self.rows.plain_optimiser),
             counts,
             state.bank | memories,
         )
-
-    def _kept(self, before: Tensor, after: Tensor, start: int) -> Tensor:
-        """What the server's part becomes of a round's change: all of it, or a share (`server_step`)."""
-        share = self.world.recipe.server_step
-        return after if share == 1.0 else torch.lerp(before[start : start + len(after)], after, share)
 
     def _holders(self) -> Tensor:
         """How many clients on time hold, and do not keep to themselves by design, each coordinate: [P]."""

@@ -5,7 +5,7 @@ The same three rules serve bits, probabilities and weights, so that damping neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,10 +28,6 @@ class Aggregator:
     damping: float = 0.5
     prior: float = 1.0
     min_contributors: int = 1
-
-    def at(self, share: float) -> Aggregator:
-        """The same with a share of its η."""
-        return self if share == 1.0 else replace(self, damping=share * self.damping)
 
 
 def weighted_sums(uploads: Tensor, contributes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -119,15 +119,11 @@ class Method:
         contributes: Tensor,
         weights: Tensor,
         counts: Counts | None,
-        damping: float = 1.0,
     ) -> tuple[Tensor, Counts | None]:
-        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute.
-
-        damping: what of the recipe's η this round takes (`damping_schedule`).
-        """
+        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute."""
         masks = self.uploads in ("bits", "theta")
         rule = self.mask_aggregator if masks else self.float_aggregator
-        merged, counts = merge(shared, uploads, contributes, rule.at(damping), weights, counts)
+        merged, counts = merge(shared, uploads, contributes, rule, weights, counts)
         return self.settle(merged, contributes), counts
 
     def settle(self, merged: Tensor, contributes: Tensor) -> Tensor:
