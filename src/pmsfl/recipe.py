@@ -137,7 +137,13 @@ class Recipe:
     )
     compensation: bool = knob(True, "with mixed depths, merge the server's θ into the clients' (Eq. 9)", "split")
     # --- stages at the cut
-    cut_channels: int = knob(0, "channels that cross the cut, by a masked 1×1 layer; 0: all", "cut", low=0, high=65536)
+    cut_channels: int = knob(0, "channels that cross the cut, by a 1×1 layer; 0: all", "cut", low=0, high=65536)
+    cut_weights: str = knob(
+        "masked",
+        "of that layer: frozen under masks like the bottom's, or trained and shared like its norms",
+        "cut",
+        choices=("masked", "trained"),
+    )
     cut_pool: int = knob(1, "pixels pooled in both directions before they cross the cut", "cut", low=1, high=64)
     cut_sort: int = knob(
         0,

@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compact": {"mask_codec": "entropy", "theta_codec": "u8", "cut_codec": "int8"},
     "narrow-cut": {"cut_channels": 2, "cut_pool": 2},
     "narrow-coarse-cut": {"cut_channels": 2, "cut_pool": 2, "cut_codec": "int4", "gradient_codec": "int8"},
-    "sorted": {"cut_channels": 2, "cut_sort": 2},
+    "sorted": {"cut_channels": 2, "cut_sort": 2, "cut_weights": "trained"},
     "guarded": {"guard": 0.5, "no_peek": 0.1},
     "bf16-cut": {"cut_codec": "bf16", "augment": "crop"},
 }

@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp-sound": {"method": "splitfed-dp", "dp_calibration": "sound", "norm": "group", "norms": "local"},
     "narrow-cut": {"cut_channels": 3, "cut_pool": 2, "cut_clip": 2.0},
     "sorted-cut": {"cut_channels": 3, "cut_sort": 3},
+    "trained-cut": {"cut_channels": 3, "cut_pool": 2, "cut_weights": "trained"},
+    "trained-cut-kept": {"cut_channels": 3, "cut_weights": "trained", "norms": "local", "personal_ratio": 0.3},
     "narrow-deepest": {"cut_channels": 2, "depths": "4", "method": "splitfed"},
     "narrow-u-shape": {"cut_channels": 2, "labels": "u-shape"},
     "guarded": {"cut_channels": 3, "guard": 0.5, "guard_width": 4, "norms": "frozen"},

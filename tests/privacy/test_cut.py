@@ -100,6 +100,22 @@ def test_behind_the_last_block_the_wide_half_belongs_to_the_head() -> None:
     assert model(q, 4).shape == (2, 10)
 
 
+def test_a_trained_narrow_layer_carries_no_masks_and_is_shared_like_norms() -> None:
+    world = tiny_world(cut_channels=3, cut_weights="trained")
+    layout = world.layout
+    assert all(not s.name.startswith("narrow.") for s in layout.masked)
+    (weight,) = (s for s in layout.plain if s.name == "narrow.0.weight")
+    assert weight.block == 1
+    place = slice(weight.offset, weight.offset + weight.size)
+    before = State.initial(world)
+    after, ledger, _ = play(world, rounds=1)
+    assert before.plain[place].std() > 0.0
+    assert not torch.equal(after.plain[place], before.plain[place])
+    masked = play(tiny_world(cut_channels=3), rounds=1)[1]
+    more = ledger.as_dict()["norms.up"] - masked.as_dict()["norms.up"]
+    assert more == len(world.plan(0).clients) * world.dtype.itemsize * weight.size
+
+
 def test_sequences_are_narrowed_token_by_token() -> None:
     model = make_model(Recipe(model="transformer", cut_channels=4, depths="1"), (6, 5), 3)
     q = model(torch.randn(2, 6, 5), 0, 1)

@@ -50,7 +50,8 @@ def _add_stages(model: SplitModel, recipe: Recipe, input_shape: tuple[int, ...])
         channels = recipe.cut_channels or (shape[0] if len(shape) == 3 else shape[-1])
         with torch.random.fork_rng(devices=[]):
             down = narrow_stage(shape, channels, recipe.cut_pool, recipe.cut_sort)
-            model.narrow_cut(after, down, widen_stage(shape, channels, recipe.cut_pool))
+            up = widen_stage(shape, channels, recipe.cut_pool)
+            model.narrow_cut(after, down, up, masked=recipe.cut_weights == "masked")
     if recipe.guard:
         with torch.random.fork_rng(devices=[]):
             crossing = smashed_shape(model, input_shape, after)

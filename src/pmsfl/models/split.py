@@ -54,8 +54,12 @@ class SplitModel(nn.Module):
                 module.index = i
         self.layout = Layout.of(self)
 
-    def narrow_cut(self, after: int, narrow: nn.Module, widen: nn.Module) -> None:
-        """Put a stage behind block `after`, which belongs to it, and one before the block that follows it."""
+    def narrow_cut(self, after: int, narrow: nn.Module, widen: nn.Module, masked: bool = True) -> None:
+        """Put a stage behind block `after`, which belongs to it, and one before the block that follows it.
+
+        masked: False for weights of the first that carry no masks.
+        """
+        self.unmasked = self.unmasked if masked else (*self.unmasked, "narrow")
         self.cut_after, self.narrow, self.widen = after, _converted(narrow), _converted(widen)
         allow_channels_last(*self.blocks, self.narrow, self.widen, self.head)
         self._settle()
