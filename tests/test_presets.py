@@ -59,7 +59,7 @@ def test_a_clients_work_grows_by_a_quarter_at_most(changes: tuple[str, ...]) -> 
 
 def test_the_guard_is_counted_among_a_clients_work() -> None:
     private = Recipe.load("cifar100", preset="private")
-    costs = [cut_cost(make_model(r, CIFAR, 100), CIFAR, 2, 1) for r in (private, private.replace(guard=0.0))]
+    costs = [cut_cost(make_model(r, CIFAR, 100), CIFAR, 2, 1) for r in (private.replace(guard=0.1), private)]
     c, (_, h, w), width = private.cut_channels, costs[0].smashed_shape, private.guard_width
     forward = 2 * 9 * (c * width * h * w + width * 3 * 32 * 32)  # two 3 × 3 convolutions
     assert costs[0].smashed_shape == costs[1].smashed_shape
@@ -69,4 +69,4 @@ def test_the_guard_is_counted_among_a_clients_work() -> None:
 def test_sequences_go_without_what_is_for_maps() -> None:
     sequences = Recipe.load("mmhar", preset="private")
     assert (sequences.cut_channels, sequences.cut_codec) == (8, "int4")
-    assert (sequences.cut_pool, sequences.guard) == (1, 0.0)
+    assert sequences.cut_pool == 1

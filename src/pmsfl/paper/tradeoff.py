@@ -34,7 +34,6 @@ def _private(*keys: str) -> tuple[str, ...]:
 
 
 NARROW = _private("cut_channels", "cut_pool")
-FEW_BITS = _private("cut_codec", "gradient_codec")
 DEEPER = ("model=resnet18-halves", "depths=5", "cut_pool=1")  # half a stage more; its maps are pooled already
 BASELINES = (
     table1.splitfed,
@@ -45,8 +44,8 @@ BASELINES = (
 )
 STAGES = (
     Variant("pm-sfl+narrow", "PM-SFL, narrow cut", ("method=pm-sfl", *NARROW)),
-    Variant("pm-sfl+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *FEW_BITS)),
     Variant(RECOMMENDED, "PM-SFL, private", ("method=pm-sfl", "preset=private")),
+    Variant("pm-sfl@private+guard", "PM-SFL, private, guarded", ("method=pm-sfl", "preset=private", "guard=0.1")),
     Variant("splitfed@private", "SplitFed, private", ("method=splitfed", "preset=private")),
 )
 deeper = Variant("pm-sfl@private-deeper", "PM-SFL, private, deeper cut", ("method=pm-sfl", "preset=private", *DEEPER))
