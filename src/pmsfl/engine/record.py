@@ -91,8 +91,8 @@ class Recorder:
         _copy(memory.clock, server.clock)
         _copy(memory.server, server.rows)
         server.rows, server.clock = memory.server, memory.clock
-        self.own = {d: bottoms.rows for d, bottoms in groups.items()}
-        self.at_home = {d: len(bottoms.clients) for d, bottoms in groups.items()}
+        self.own = {d: bottoms.rows for d, bottoms in groups.items()} if self.patience else {}
+        self.at_home = {d: rows.ids.shape[0] for d, rows in self.own.items()}
         self.chosen, self.at_work = {}, {}
         self.times = Counter(self._signature(active) for active in server.plan.active)
         for d, bottoms in groups.items():
