@@ -56,11 +56,11 @@ _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
     "half": ("rounds=50", "eval_every=10"),
     "quick": (
-        *("rounds=6", "eval_every=3", "eval_masks=1", "width=32"),
+        *("rounds=4", "eval_every=2", "eval_masks=1", "width=32"),
         *("epochs=2", "batch=16", "max_samples=40"),
     ),
 }
-_DIGITS = {"quick": ("rounds=20", "eval_every=5", "eval_masks=1", "epochs=2")}
+_DIGITS = {"quick": ("rounds=10", "eval_every=5", "eval_masks=1", "epochs=2")}
 _STAND_IN = "UNIPEN's 62 classes by writer stand in for FEMNIST: the paper's figures are of other data"
 _SIMULATED = "the paper's recordings are private, ours are simulated: the paper's figures are of other data"
 
