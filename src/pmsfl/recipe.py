@@ -206,6 +206,13 @@ class Recipe:
         high=1.0,
     )
     entropy_rate: float = knob(0.05, "share by which it moves the logits in a round", "masks", low=0.0, high=1.0)
+    mask_sharpness: float = knob(
+        1.0,
+        "forward masks are drawn with σ(so many times s): more is less chance in training; uploads keep θ = σ(s)",
+        "masks",
+        low=1.0,
+        high=1000.0,
+    )
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",

@@ -56,6 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp-sound": {"method": "splitfed-dp", "dp_calibration": "sound", "norm": "group", "norms": "local"},
     "narrow-cut": {"cut_channels": 3, "cut_pool": 2, "cut_clip": 2.0},
     "sorted-cut": {"cut_channels": 3, "cut_sort": 3},
+    "sharp": {"mask_sharpness": 8.0},
+    "sharp-mixed": {"mask_sharpness": 4.0, "depths": MIXED, "mask_per": "round", "top_mask": "expected"},
     "trained-cut": {"cut_channels": 3, "cut_pool": 2, "cut_weights": "trained"},
     "trained-cut-kept": {"cut_channels": 3, "cut_weights": "trained", "norms": "local", "personal_ratio": 0.3},
     "narrow-deepest": {"cut_channels": 2, "depths": "4", "method": "splitfed"},

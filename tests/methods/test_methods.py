@@ -55,6 +55,20 @@ def test_starting_never_hands_out_the_shared_vector_itself(name: str) -> None:
     assert torch.equal(shared, kept)
 
 
+def test_sharp_masks_are_drawn_with_steeper_probabilities_and_uploads_with_theta() -> None:
+    soft, sharp = method("pm-sfl"), method("pm-sfl", mask_sharpness=10.0)
+    masks = [(m.effective(SCORES, FROZEN, U) / FROZEN).round() for m in (soft, sharp)]
+    assert torch.equal(masks[0], (U < torch.sigmoid(SCORES)).to(U.dtype))
+    assert torch.equal(masks[1], (U < torch.sigmoid(10.0 * SCORES)).to(U.dtype))
+    against = [int((mask != (SCORES > 0)).sum()) for mask in masks]
+    assert against[1] < against[0] / 4
+    assert torch.equal(soft.upload(SCORES, U), sharp.upload(SCORES, U))
+    expected = sharp.evaluation_weights(SCORES, FROZEN, U, "expected")
+    torch.testing.assert_close(expected, FROZEN * torch.sigmoid(10.0 * SCORES))
+    same = [m.evaluation_weights(SCORES, FROZEN, U, "threshold") for m in (soft, sharp)]
+    assert torch.equal(*same)
+
+
 def test_pm_sfl_runs_frozen_weights_under_a_mask_and_uploads_bits() -> None:
     m = method("pm-sfl")
     theta = m.initial(FROZEN, SCORES, U)

@@ -113,7 +113,7 @@ class Bottoms:
             rows.batches[i, :n] = w.batch_rows(c, self.round, n)
         if rows.round_draw is not None:
             drawn = uniform(w.keys.client(Stream.FORWARD, rows.ids, self.round), trained.shape[1], w.dtype)
-            rows.round_draw.copy_(keep_mask(torch.sigmoid(self.start), drawn))
+            rows.round_draw.copy_(keep_mask(w.method.forward_theta(self.start), drawn))
         if w.recipe.client_state == "persistent":
             self._recall_optimisers(rows)
         return rows
@@ -323,7 +323,7 @@ class Bottoms:
             grown & ~self.personal,
             self.rows.plain[:, self.view.shared_places],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
-            None if after is None or not method.samples_masks else self._entropy(after),
+            None if after is None or not method.samples_masks else self._entropy(method.forward_theta(trained)),
             None if after is None or self.before is None else self._disagreement(self.before, after),
             None if after is None or not method.samples_masks else share_at_clip(trained, w.recipe.clip),
         )

@@ -20,9 +20,10 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
         layers = line.get("entropy_per_layer") or {}
         worst = min(layers, key=lambda name: layers[name]) if layers else ""
         where = f" (lowest in {worst}: {layers[worst]:.2f})" if worst else ""
+        softer = "a smaller mask_sharpness" if recipe.mask_sharpness > 1.0 else "aggregate=damped"
         found["mask_entropy"] = (
             f"mask entropy fell to {entropy:.2f} bit{where}; a mask that is always the same hides nothing. Use "
-            "aggregate=damped, a smaller lr_score or a larger clip"
+            f"{softer}, a smaller lr_score or a larger clip"
         )
     if edge is not None and edge > HIGH_CLIP:
         lower = "a smaller damping" if recipe.aggregate == "damped" else "aggregate=damped"

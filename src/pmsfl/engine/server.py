@@ -72,7 +72,7 @@ class Server:
         if w.recipe.mask_per != "round" or not (self.scores and w.method.samples_masks):
             return None
         first = uniform(w.keys.at(Stream.SERVER, self.plan.round), masked.shape[1], w.dtype).unsqueeze(0)
-        return keep_mask(torch.sigmoid(masked), first)
+        return keep_mask(w.method.forward_theta(masked), first)
 
     def on(self, rows: ServerRows, clock: Clock) -> Server:
         """The same step on other tensors."""
@@ -193,7 +193,7 @@ class Server:
         if not method.samples_masks:
             return method.effective(masked, self.frozen, None)[0]
         if how == "expected":
-            return self.frozen * torch.sigmoid(masked[0])
+            return self.frozen * method.forward_theta(masked[0])
         drawn = self._uniform(key, masked) if how == "sampled" else torch.full_like(masked, 0.5)
         return method.effective(masked, self.frozen, drawn)[0]
 

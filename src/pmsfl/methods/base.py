@@ -158,6 +158,10 @@ class Method:
         """θ behind `trained`, or None where there are no learned masks."""
         return None
 
+    def forward_theta(self, scores: Tensor) -> Tensor:
+        """What masks of forward passes are drawn with, where they are; uploads are drawn with θ. Same shape."""
+        return torch.sigmoid(scores)
+
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
         """The weights to evaluate with. mode: sampled, expected or threshold, where masks are learned."""
         return self.effective(trained, frozen, None)

@@ -34,8 +34,12 @@ class PMSFL(Method):
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
         assert uniform is not None
-        mask = sample(torch.sigmoid(trained.detach()), uniform)
+        mask = sample(self.forward_theta(trained.detach()), uniform)
         return frozen * straight_through(trained, mask, self.recipe.estimator)  # type: ignore[arg-type]
+
+    def forward_theta(self, scores: Tensor) -> Tensor:
+        sharpness = self.recipe.mask_sharpness
+        return torch.sigmoid(scores if sharpness == 1.0 else sharpness * scores)
 
     def project(self, trained: Tensor) -> None:
         limit = bound(self.recipe.clip)  # θ stays in [c, 1−c]: a fixed mask protects nothing and learns nothing
@@ -97,7 +101,7 @@ class PMSFL(Method):
         return torch.sigmoid(trained)
 
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
-        theta = torch.sigmoid(trained)
+        theta = self.forward_theta(trained)
         if mode == "expected":
             return frozen * theta
         return frozen * (sample(theta, uniform) if mode == "sampled" else theta > 0.5).to(frozen.dtype)

@@ -118,7 +118,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         w.model,
         depth,
         frozen if random else w.method.effective(trained, frozen, None).detach(),
-        w.method.theta(trained) if random else None,
+        w.method.forward_theta(trained) if random else None,
         plain,
         torch.tensor(f.mean, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
         torch.tensor(f.std, **channels).reshape(-1, 1, 1),  # type: ignore[arg-type]
