@@ -58,8 +58,8 @@ def test_starting_never_hands_out_the_shared_vector_itself(name: str) -> None:
 def test_sharp_masks_are_drawn_with_steeper_probabilities_and_uploads_with_theta() -> None:
     soft, sharp = method("pm-sfl"), method("pm-sfl", mask_sharpness=10.0)
     masks = [(m.effective(SCORES, FROZEN, U) / FROZEN).round() for m in (soft, sharp)]
-    assert torch.equal(masks[0], (U < torch.sigmoid(SCORES)).to(U.dtype))
-    assert torch.equal(masks[1], (U < torch.sigmoid(10.0 * SCORES)).to(U.dtype))
+    assert torch.equal(masks[0], (torch.sigmoid(SCORES) > U).to(U.dtype))
+    assert torch.equal(masks[1], (torch.sigmoid(10.0 * SCORES) > U).to(U.dtype))
     against = [int((mask != (SCORES > 0)).sum()) for mask in masks]
     assert against[1] < against[0] / 4
     assert torch.equal(soft.upload(SCORES, U), sharp.upload(SCORES, U))
