@@ -97,8 +97,7 @@ class Recorder:
         self.times = Counter(self._signature(active) for active in server.plan.active)
         for d, bottoms in groups.items():
             rows = memory.groups[d].first(len(bottoms.clients))
-            steps = bottoms.rows.batches.shape[1]
-            _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), bottoms.rows)
+            _copy(_with_steps_of(rows, bottoms.rows), bottoms.rows)
             bottoms.rows, bottoms.clock = rows, memory.clock
 
     def move_out(self) -> None:
@@ -106,10 +105,9 @@ class Recorder:
         assert self.memory is not None
         for d, first in self.at_home.items():
             own = self.own[d]
-            steps = own.batches.shape[1]
-            rows = self.memory.groups[d].part(slice(first, own.ids.shape[0]))
-            _copy(dataclasses.replace(rows, batches=rows.batches[:, :steps]), own.part(slice(first, None)))
-            self.at_home[d] = own.ids.shape[0]
+            at = slice(first, own.ids.shape[0])
+            _copy(_with_steps_of(self.memory.groups[d].part(at), own), own.part(at))
+            self.at_home[d] = at.stop
 
     def _allocate(self, server: Server) -> StepTensors:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
@@ -164,8 +162,10 @@ class Recorder:
 
     def _stand_in(self, signature: Signature) -> Signature | None:
         """The smallest recording with room for these clients; None: it is time for one of their own."""
+        if not self.patience:
+            return None
         room = [s for s in self.replays if all(a <= b for a, b in zip(signature, s, strict=True))]
-        if not room or not self.patience:
+        if not room:
             return None
         least = min(room, key=sum)
         waste = (sum(least) - sum(signature)) * self.times[signature]
@@ -188,10 +188,8 @@ class Recorder:
         for (d, rows), played in zip(self.memory.groups.items(), plays, strict=True):
             first, last = active.get(d, 0), self.at_home.get(d, 0)
             if first < min(played, last):
-                own = self.own[d]
-                steps, at = own.batches.shape[1], slice(first, last)
-                part = rows.part(at)
-                _copy(own.part(at), dataclasses.replace(part, batches=part.batches[:, :steps]))
+                own, at = self.own[d], slice(first, last)
+                _copy(own.part(at), _with_steps_of(rows.part(at), own))
                 self.at_home[d] = first
 
     def _part(self, signature: Signature) -> StepTensors:
@@ -281,6 +279,11 @@ def fastest_kernels() -> AbstractContextManager[None]:
         enabled=True, benchmark=True, benchmark_limit=TRIED, allow_tf32=True
     )
     return flags
+
+
+def _with_steps_of(rows: ClientRows, other: ClientRows) -> ClientRows:
+    """Rows in the recordings' memory, which has room for the longest round, with as many steps as a round's own."""
+    return dataclasses.replace(rows, batches=rows.batches[:, : other.batches.shape[1]])
 
 
 def _copy(to: object, source: object) -> None:
