@@ -75,6 +75,6 @@ def test_sequences_go_without_what_is_for_maps() -> None:
 @pytest.mark.parametrize("preset", ["paper", "authors", "fedpm"])
 def test_presets_of_others_take_nothing_from_what_our_recipes_improve(preset: str) -> None:
     ours, theirs = Recipe.load("cifar100"), Recipe.load("cifar100", preset=preset)
-    for key in ("union_rate", "eval_mask", "score_spread"):
+    for key in ("union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw"):
         default = Recipe.__dataclass_fields__[key].default
         assert getattr(theirs, key) == default != getattr(ours, key)

@@ -32,7 +32,13 @@ _ADAM: dict[str, Any] = {
 }
 
 # What the recipes improve for every method, as others have it.
-_AS_PUBLISHED: dict[str, Any] = {"union_rate": "constant", "eval_mask": "sampled", "score_spread": 1.0}
+_AS_PUBLISHED: dict[str, Any] = {
+    "union_rate": "constant",
+    "eval_mask": "sampled",
+    "score_spread": 1.0,
+    "mask_sharpness": 1.0,
+    "upload_draw": "independent",
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "best": {"preset": "best"},

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pmsfl.api import run
 from pmsfl.paper import rows
-from pmsfl.paper.logs import Logs
+from pmsfl.paper.logs import OF_SCORES, Logs, identity
 from pmsfl.recipe import Recipe
 from pmsfl.rundir import RunDirectory
 from tests.paper.helpers import fake_log, pmsfl
@@ -155,3 +156,37 @@ def test_a_cell_is_known_wherever_its_data_lies(tmp_path: Path) -> None:
     assert not logs.has(recipe.replace(seed=0))
     assert not logs.has(recipe.replace(rounds=299))
     assert logs.of(Recipe()) == {}
+
+
+def losses(recipe: Recipe, out: Path) -> list[tuple[float, float]]:
+    """Loss and accuracy of every round."""
+    metrics = run(recipe, out=out, device="cpu").metrics
+    return [(line["loss"], line["evaluation"]["accuracy"]) for line in metrics]
+
+
+@pytest.mark.parametrize("method", ["splitfed", "splitfed-dp", "standalone", "frozen-mask", "dense-frozen"])
+@pytest.mark.parametrize("depths", ["2", "1:1:1:1"])
+def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: str, tmp_path: Path) -> None:
+    base = Recipe.load("demo", [*TOY, f"method={method}", f"depths={depths}"])
+    other = base.replace(
+        lr_score=0.7,
+        score_schedule="cosine",
+        estimator="paper",
+        entropy_target=0.9,
+        entropy_rate=0.5,
+        mask_sharpness=9.0,
+        mask_per="round",
+        upload_draw="even",
+        personal_ratio=0.9,
+        agreement=0.0,
+    )
+    assert all(getattr(base, k) != getattr(other, k) for k in OF_SCORES)
+    assert identity(base) == identity(other)
+    assert losses(base, tmp_path / "a") == losses(other, tmp_path / "b")
+
+
+def test_of_methods_that_train_scores_every_knob_counts() -> None:
+    masks, weights = (Recipe(method="lg-fedavg", train=what) for what in ("masks", "weights"))
+    assert identity(masks) != identity(masks.replace(lr_score=0.7))
+    assert identity(weights) == identity(weights.replace(lr_score=0.7))
+    assert identity(Recipe(method="splitfed")) != identity(Recipe(method="splitfed", lr_client=0.7))

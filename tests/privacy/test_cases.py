@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ def test_same_view_shows_the_same_images_under_fresh_masks() -> None:
     assert case.unmasked is not None
     whole = surface.bottom(truth, surface.weights.expand(2, -1))
     assert torch.allclose(whole, case.unmasked.smashed[:, :, 0], atol=1e-5)
+
+
+def test_a_victim_outside_of_the_rounds_plan_draws_its_upload_alone() -> None:
+    world = image_world(upload_draw="even", cohort=2)
+    away = next(r for r in range(20) if 0 not in world.plan(r).clients)
+    state = replace(State.initial(world), round=away)
+    (update,) = same_view(world, state, 8).view.updates
+    assert set(update.after.tolist()) == {0.0, 1.0}
 
 
 def test_one_sgd_step_shows_its_gradient() -> None:

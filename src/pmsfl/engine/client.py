@@ -313,9 +313,7 @@ class Bottoms:
                 keys = w.keys.client(Stream.UPLOAD, self.rows.ids, self.round, 1)
                 noise = uniform(keys, after.shape[1], w.dtype)
             grown = method.grow_personal(self.before, after, self.personal, participations, self.layers, noise)
-        drawn = None
-        if method.samples_masks:
-            drawn = w.upload_chance(self.rows.ids, self.round, trained.shape[1])
+        drawn = self.upload_chance() if method.samples_masks else None
         noise_keys = w.keys.client(Stream.NOISE, self.rows.ids, self.round, -1)
         return Finished(
             method.upload(method.protect_update(self.start, trained, ~grown, noise_keys), drawn),
@@ -327,6 +325,10 @@ class Bottoms:
             None if after is None or self.before is None else self._disagreement(self.before, after),
             None if after is None or not method.samples_masks else share_at_clip(trained, w.recipe.clip),
         )
+
+    def upload_chance(self) -> Tensor:
+        """The uniform numbers that uploads are drawn with: [K, P]."""
+        return self.world.upload_chance(self.rows.ids, self.round, self.rows.trained.shape[1])
 
     def _participations(self, memory: Memory | None) -> int:
         before = 0 if memory is None else memory.participations

@@ -5,7 +5,8 @@ metrics.jsonl   a line per round, six digits; accuracies per client only of the 
 result.json     what the run reached, and the day it was finished
 versions.json   software and hardware
 
-A finished cell is known by its recipe. Its run directory, with checkpoints, lies under runs/ and may be deleted.
+A finished cell is known by its recipe, but for knobs that its method never reads. Its run directory, with checkpoints,
+lies under runs/ and may be deleted.
 """
 
 from __future__ import annotations
@@ -13,21 +14,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pmsfl.errors import PmsflError
 from pmsfl.locks import only_one
+from pmsfl.methods import make_method
 from pmsfl.recipe import Recipe
 from pmsfl.rundir import RunDirectory, write_whole
 
 DIGITS = 6
+# Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
+OF_SCORES = (
+    *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
+    *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement"),
+)
 
 
 def identity(recipe: Recipe) -> Recipe:
     """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
-    return recipe.replace(seed=0, data="digits", data_path="")
+    unread = () if make_method(recipe).trains == "scores" else OF_SCORES
+    defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
+    return recipe.replace(**defaults, seed=0, data="digits", data_path="")
 
 
 class Logs:
@@ -40,10 +50,11 @@ class Logs:
         for file in sorted((out / "logs").glob("*/*/result.json")):
             try:
                 recipe = RunDirectory(file.parent).recipe()
+                known = identity(recipe)
             except (PmsflError, OSError):  # of another version
                 self.unread.append(file.parent)
                 continue
-            self._found.setdefault(identity(recipe), {}).setdefault(recipe.seed, file.parent)
+            self._found.setdefault(known, {}).setdefault(recipe.seed, file.parent)
 
     def of(self, recipe: Recipe) -> dict[int, Path]:
         """The folders of this recipe's finished cells by seed, sorted."""

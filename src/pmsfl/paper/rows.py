@@ -37,16 +37,16 @@ SONICHAR = Data(
 )
 
 _CIFAR = {
-    "full": ("rounds=300", "eval_every=25"),
-    "half": ("rounds=150", "eval_every=25"),
+    "full": ("rounds=300", "eval_every=50"),
+    "half": ("rounds=150", "eval_every=50"),
     "quick": (
         *("rounds=10", "eval_every=5", "eval_masks=1", "model=small-cnn", "width=8"),
         *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
     ),
 }
 _WRITERS = {
-    "full": ("rounds=300", "eval_every=25"),
-    "half": ("rounds=150", "eval_every=25"),
+    "full": ("rounds=300", "eval_every=50"),
+    "half": ("rounds=150", "eval_every=50"),
     "quick": (
         *("rounds=10", "eval_every=5", "eval_masks=1", "model=small-cnn", "width=8"),
         *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),

@@ -181,7 +181,7 @@ def sections(outcome: Outcome, baseline: str, top: dict[str, list[str]] | None =
         for row, groups in outcome.played(scale):
             text += detail(row, groups, baseline)
         spent = sum(r.value("seconds") or 0.0 for _, groups in outcome.played(scale) for g in groups for r in g.records)
-        text += [f"All cells of this scale together took {human_seconds(spent)}.", ""]
+        text += [f"The cells' seconds add up to {human_seconds(spent)}; cells may have run side by side.", ""]
     if not text:
         text = ["No cell has been run yet.", ""]
     if outcome.skipped:

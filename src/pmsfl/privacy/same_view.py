@@ -13,6 +13,7 @@ from pmsfl.engine.client import Bottoms
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
+from pmsfl.masks.random import Stream, uniform
 from pmsfl.privacy.cases import LINKED, Case, check_attackable, local_step, pixels, public_images, without_mask
 from pmsfl.privacy.surface import client_surface, known_surface, received
 from pmsfl.privacy.threat import ThreatModel, Transcript, Update
@@ -81,11 +82,15 @@ def _sent_back(world: World, state: State, client: int, smashed: Tensor, labels:
     return gradient if w.gradient_codec == w.codec else round_trip(gradient, w.gradient_codec)
 
 
-class _Unaugmented(Bottoms):
-    """A client whose images are taken as they are."""
+class _OutOfTurn(Bottoms):
+    """A client outside of the round's plan, whose images are taken as they are."""
 
     def inputs(self) -> Tensor:
         return self.world.inputs(self._batch)
+
+    def upload_chance(self) -> Tensor:
+        w = self.world  # even draws are dealt out to those in the plan; one alone is as random as any
+        return uniform(w.keys.client(Stream.UPLOAD, self.rows.ids, self.round), self.rows.trained.shape[1], w.dtype)
 
 
 def one_step(world: World, state: State, client: int, rows: Tensor, weights: Tensor, gradient: Tensor) -> Update:
@@ -97,7 +102,7 @@ def one_step(world: World, state: State, client: int, rows: Tensor, weights: Ten
     shared, plain = received(w, state, depth), state.plain[w.plain_view(depth).sent]
     clock = w.clock(min(state.round, w.recipe.rounds - 1))
     vectorised = w.why_looped is None
-    bottoms = _Unaugmented(w, clock, state.round, [client], depth, [1], shared, plain, state.bank, vectorised)
+    bottoms = _OutOfTurn(w, clock, state.round, [client], depth, [1], shared, plain, state.bank, vectorised)
     bottoms.rows.batches = rows.reshape(1, 1, -1)
     if w.method.samples_masks:  # what stands for uniforms gives the same mask again, as with one mask per round
         bottoms.rows.round_draw = (weights == 0).to(w.dtype).unsqueeze(0)
