@@ -97,7 +97,7 @@ class Recipe:
     # --- model
     model: str = knob(
         "small-cnn",
-        "small-cnn, resnet18, resnet18-halves, transformer, or package.module:function of your own",
+        "small-cnn, resnet18, resnet18-halves, resnet18-lean, transformer, or package.module:function of your own",
         "model",
     )
     width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0, high=65536)

@@ -184,4 +184,4 @@ def test_both_kinds_of_command_line(pmsfl: Pmsfl, out: Path, capsys: pytest.Capt
     assert pmsfl("paper", "convergence", *words, "--data", out, "--jobs", 1) == 0
     assert pmsfl("paper", "convergence", *words, "--jobs", 0) == 2
     assert pmsfl("paper", "table1", "--scale", "whole") == 2
-    assert "allowed: quick, half, full" in capsys.readouterr().err
+    assert "allowed: quick, reduced, half, full" in capsys.readouterr().err

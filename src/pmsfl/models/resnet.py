@@ -1,4 +1,7 @@
-"""ResNet-18 for small images, as the paper cuts it: stem + stage 1, stages 2, 3 and 4 are its four blocks."""
+"""ResNet-18 for small images, as the paper cuts it: stem + stage 1, stages 2, 3 and 4 are its four blocks.
+
+And a lean one, whose clients get deeper for the same work.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,7 @@ def resnet18(channels: int, classes: int, width: int = 64, stem_padding: int = 1
 
     halves: every stage is two blocks, so that it can be cut in its middle, too.
     """
-    stem = [
-        nn.Conv2d(channels, width, 3, 1, stem_padding, bias=False),
-        StaticBN(width),
-        nn.ReLU(),
-    ]
+    stem = _stem(channels, width, stem_padding)
     blocks, c_in = [], width
     for i in range(4):
         c_out = width * 2**i
@@ -64,3 +63,21 @@ def resnet18(channels: int, classes: int, width: int = 64, stem_padding: int = 1
             blocks.append(nn.Sequential(*(stem if i == 0 else []), *stage))
         c_in = c_out
     return SplitModel(blocks, PoolLinear(c_in, classes))
+
+
+def resnet18_lean(channels: int, classes: int, width: int = 64, stem_padding: int = 1) -> SplitModel:
+    """ResNet-18 with the two blocks of its first stage at the end instead: as much work in all, less of it at first.
+
+    It can be cut after each of its eight blocks. After block 5, on 4 × 4 maps of an image of 32 × 32, a client has
+    computed 1.15 times as much as after ResNet-18's second stage, on 16 × 16.
+    """
+    blocks, c_in = [], width
+    for i, c_out in enumerate(width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)):
+        block = BasicBlock(c_in, c_out, 1 if c_in == c_out else 2)
+        blocks.append(nn.Sequential(*(_stem(channels, width, stem_padding) if i == 0 else []), block))
+        c_in = c_out
+    return SplitModel(blocks, PoolLinear(c_in, classes))
+
+
+def _stem(channels: int, width: int, padding: int) -> list[nn.Module]:
+    return [nn.Conv2d(channels, width, 3, 1, padding, bias=False), StaticBN(width), nn.ReLU()]

@@ -11,8 +11,11 @@ from pmsfl.paper.plan import Table
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
 
-SCALE = Arg("How much of it: quick is minutes on two CPU cores, full is our budget.", choices=("quick", "half", "full"))
-SEEDS = Arg("Seeds 0 to N-1; 1, 2 and 3 at quick, half and full unless told.", metavar="N")
+SCALE = Arg(
+    "How much of it: quick is minutes on two CPU cores, reduced hours, full is our budget, for a GPU.",
+    choices=("quick", "reduced", "half", "full"),
+)
+SEEDS = Arg("Seeds 0 to N-1; 1, 2, 2 and 3 at quick, reduced, half and full unless told.", metavar="N")
 ONLY = Arg("Only these cells: row/method, globs allowed. May be given several times.", metavar="ROW/METHOD")
 DATA = Arg("Where the datasets lie.", metavar="DIR")
 OUT = Arg("Where tables, figures, logs and runs go.", metavar="DIR")

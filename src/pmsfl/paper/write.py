@@ -34,6 +34,7 @@ FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "byte
 SCALE_WORDS = {
     "full": "the budget of our own tables",
     "half": "half of the rounds",
+    "reduced": "a small network and fewer clients, with enough rounds to compare methods on two CPU cores",
     "quick": "a smoke test on a small model with few rounds: it shows that all of it works, not what a method is worth",
 }
 
@@ -163,8 +164,8 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         "",
         *about,
         "",
-        f"Made by `{command} --scale quick|half|full`; each scale is a section of its own. Accuracies in percent are "
-        "the mean over clients, each on its own tests, after the last round; the global model is tested on all of "
+        f"Made by `{command} --scale quick|reduced|half|full`; each scale is a section of its own. Accuracies in percent "
+        "are the mean over clients, each on its own tests, after the last round; the global model is tested on all of "
         "them, and says little for Standalone and LG-FedAvg, whose blocks are not shared. ± is the standard error "
         "over seeds; differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. An "
         f"empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
