@@ -3,7 +3,8 @@
 full: the budget of our own tables. half: half of its rounds. reduced: a small network and fewer clients, with enough
 rounds to compare methods, four minutes a cell on a CPU core; writers only. quick: minutes on two CPU cores; a much
 smaller model, fewer clients, fewer rounds. It shows that everything works and never what a method is worth. Within a
-scale every method of a row has the same budget. The paper's own counts are 1000 rounds (CIFAR-100), 500 (FEMNIST), 100 (HAR).
+scale every method of a row has the same budget. The paper's own counts are 1000 rounds (CIFAR-100), 500 (FEMNIST), 100
+(HAR).
 """
 
 from __future__ import annotations
