@@ -130,15 +130,15 @@ def test_figures_are_drawn(name: str, out: Path) -> None:
 
 
 def test_settings_and_ablations(tmp_path: Path) -> None:
-    for key, value in ((0.0, 70.0), (0.1, 72.0), (0.5, 71.0)):
-        fake_log(tmp_path, f"unipen/personal_ratio={key:g}", 0, value, table="ratio")
-    fake_log(tmp_path, "unipen/agreement=0.02", 0, 69.0, table="agreement")
+    for key, value in ((0.0, 70.0), (0.1, 71.0), (0.5, 72.0)):
+        fake_log(tmp_path, f"unipen-own-statistics/personal_ratio={key:g}", 0, value, table="ratio")
+    fake_log(tmp_path, "unipen-own-statistics/agreement=0.02", 0, 69.0, table="agreement")
     for table in ("ratio", "agreement", "ablation"):
         assert play(table, tmp_path) == 0
         assert (tmp_path / f"{table}-full.png").exists()
     [half] = lines_of(tmp_path / "ratio.md", "50 %")
-    assert half[1:4] == ["71.00", "1", "+1.00"]
-    # The recipe's own ratio is 0.1, so that cell is also agreement's 10 % and the baseline of the ablation.
+    assert half[1:4] == ["72.00", "1", "+2.00"]
+    # The row's own ratio is 0.5, so that cell is also agreement's 10 % and the baseline of the ablation.
     [ten] = lines_of(tmp_path / "agreement.md", "10 %")
     assert ten[1] == "72.00"
     [none] = lines_of(tmp_path / "ablation.md", "personal set: none")

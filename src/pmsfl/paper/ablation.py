@@ -34,19 +34,24 @@ HOW = (
     _changed("estimator: paper's", "estimator=paper"),
     *(_changed(f"score learning rate: {lr}", f"lr_score={lr}") for lr in ("0.001", "0.01", "0.03", "0.3")),
 )
+CHANCE = (
+    _changed("forward masks drawn from θ", "mask_sharpness=1"),
+    _changed("uploads drawn independently", "upload_draw=independent"),
+)
 LINES = (
     (rows.demo, (pm_sfl, *WHO, SAMPLED, *HOW)),
     (rows.demo_depths, (pm_sfl, uncompensated)),
-    (rows.cifar100, (pm_sfl, DAMPED, *HOW)),
-    (rows.femnist, (pm_sfl, *WHO)),
-    (rows.unipen, (pm_sfl, *WHO, SAMPLED, *HOW)),
+    (rows.cifar100, (pm_sfl, DAMPED, *HOW, *CHANCE)),
+    (rows.femnist_own, (pm_sfl, *WHO)),
+    (rows.unipen_own, (pm_sfl, *WHO, DAMPED, *HOW, *CHANCE)),
     (rows.cifar100_depths, (pm_sfl, uncompensated)),
     (rows.femnist_depths, (pm_sfl, uncompensated)),
     (rows.unipen_depths, (pm_sfl, uncompensated)),
 )
 ABOUT = (
-    "PM-SFL as the recipe has it (disagree-first personal set, compensation, damped aggregation or, for cifar100, "
-    "sampled, plain estimator, score learning rate 0.1), and with one of these changed. The paper has no such table."
+    "PM-SFL as the recipe has it (disagree-first personal set, compensation, plain estimator, score learning rate 0.1; the "
+    "plain mean of uploads that are drawn evenly, forward masks sharper than θ, or in the demo a damped mean and neither "
+    "of these), and with one of these changed. The paper has no such table."
 )
 
 

@@ -19,7 +19,7 @@ def write(outcome: Outcome) -> list[Path]:
     return write_setting(outcome, "agreement", axis, ABOUT, published.BEST_AGREEMENT, "agreement=0.1")
 
 
-LINES = ((rows.demo, VARIANTS), (rows.femnist, VARIANTS), (rows.unipen, VARIANTS))
+LINES = ((rows.demo, VARIANTS), (rows.femnist_own, VARIANTS), (rows.unipen_own, VARIANTS))
 TABLE = Table(
     "agreement",
     "Initial agreement",

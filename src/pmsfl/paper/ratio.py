@@ -24,7 +24,7 @@ def write(outcome: Outcome) -> list[Path]:
 
 LINES = tuple(
     (row, VARIANTS)
-    for base in (rows.demo, rows.femnist, rows.unipen)
-    for row in (base, rows.with_client_statistics(base))
+    for pair in ((rows.demo, rows.demo_own), (rows.femnist, rows.femnist_own), (rows.unipen, rows.unipen_own))
+    for row in pair
 )
 TABLE = Table("ratio", "Personal ratio", "PM-SFL with 0 to 90 % of the mask personal.", LINES, write)

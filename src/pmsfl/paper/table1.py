@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 def _method(name: str, label: str) -> Variant:
     return Variant(name, label, (f"method={name}",))
+
+
+def _not_quick(row: Row) -> Row:
+    """The row for those who have more than a quarter of an hour."""
+    return replace(row, scales={scale: changes for scale, changes in row.scales.items() if scale != "quick"})
 
 
 standalone = _method("standalone", "Standalone")
@@ -45,12 +51,14 @@ LINES = (
     (rows.cifar100, GLOBAL),
     (rows.femnist, PERSONAL),
     (rows.unipen, PERSONAL),
+    (_not_quick(rows.unipen_own), PERSONAL),
     (rows.mmhar, PERSONAL),
     (rows.sonichar, PERSONAL),
     (rows.radar, PERSONAL),
     (rows.cifar100_depths, MIXED),
     (rows.femnist_depths, MIXED),
     (rows.unipen_depths, MIXED),
+    (_not_quick(rows.unipen_depths_own), (*MIXED, lg_fedavg)),
 )
 SHORT = {
     "standalone": "Standalone",
