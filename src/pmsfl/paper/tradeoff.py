@@ -53,16 +53,18 @@ deeper = Variant("pm-sfl@private-deeper", "PM-SFL, private, deeper cut", ("metho
 _DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
 demo = replace(rows.demo, scales={"quick": _DEMO})
 # Not at scale quick, whose small network has no half stages.
-cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")})
+_REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
+cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED)
 LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, deeper)))
 FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
+DECODERS = AttackPlan("decoders", "decoder,decoder-32,set-decoder,set-decoder-32", 32, BUDGETS["full"])
 TOY = AttackPlan(
     "quick",
     "inversion,joint,smashed-and-update,decoder,decoder-32,set-decoder,set-decoder-32",
     16,
     Budget(steps=40, decoder_steps=60, decoder_batch=16, decoder_width=16, decoder_blocks=1),
 )
-ATTACKS = {"full": FULL, "half": FULL, "quick": TOY}
+ATTACKS = {"full": FULL, "half": FULL, "reduced": DECODERS, "quick": TOY}
 
 COLUMNS = (
     *("recipe", "method", "preset", "seed", "rounds", "accuracy", "accuracy_global", "max_ssim", "max_attack"),

@@ -34,7 +34,7 @@ FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "byte
 SCALE_WORDS = {
     "full": "the budget of our own tables",
     "half": "half of the rounds",
-    "reduced": "a small network and fewer clients, with enough rounds to compare methods on two CPU cores",
+    "reduced": "less of everything, enough to compare methods with each other",
     "quick": "a smoke test on a small model with few rounds: it shows that all of it works, not what a method is worth",
 }
 
