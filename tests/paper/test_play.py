@@ -153,6 +153,7 @@ def test_a_cell_is_known_wherever_its_data_lies(tmp_path: Path) -> None:
     [folder] = tmp_path.glob("logs/*/*")
     recipe = RunDirectory(folder).recipe()
     assert logs.has(recipe.replace(data_path="/elsewhere"))
+    assert logs.has(recipe.replace(capture="off", checkpoint_every=7, keep_checkpoints=1))
     assert not logs.has(recipe.replace(seed=0))
     assert not logs.has(recipe.replace(rounds=299))
     assert logs.of(Recipe()) == {}

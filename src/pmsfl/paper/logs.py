@@ -5,8 +5,8 @@ metrics.jsonl   a line per round, six digits; accuracies per client only of the 
 result.json     what the run reached, and the day it was finished
 versions.json   software and hardware
 
-A finished cell is known by its recipe, but for knobs that its method never reads. Its run directory, with checkpoints,
-lies under runs/ and may be deleted.
+A finished cell is known by its recipe, but for knobs that its method never reads or that change no result. Its run
+directory, with checkpoints, lies under runs/ and may be deleted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ OF_SCORES = (
     *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement"),
 )
 
+# How a machine goes about it: none of these changes what is computed by more than rounding.
+OF_MACHINES = ("capture", "checkpoint_every", "keep_checkpoints")
+
 
 def identity(recipe: Recipe) -> Recipe:
     """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
-    unread = () if make_method(recipe).trains == "scores" else OF_SCORES
+    unread = (*OF_MACHINES, *(() if make_method(recipe).trains == "scores" else OF_SCORES))
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
     return recipe.replace(**defaults, seed=0, data="digits", data_path="")
 
