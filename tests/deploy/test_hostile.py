@@ -349,9 +349,11 @@ def test_ten_thousand_damaged_messages_are_all_refused_and_change_nothing(scene:
 # --- a hostile server
 
 
-def meddled(path: Path, change: Callable[[Answer, Request], Answer], **more: Any) -> tuple[list[str], dict[str, str]]:
+def meddled(
+    path: Path, change: Callable[[Answer, Request], Answer], upload_draw: str = "independent", **more: Any
+) -> tuple[list[str], dict[str, str]]:
     """Site b's notes when a server changes what it tells b."""
-    wanted, federation = recipe(rounds=1, eval_every=9), three()
+    wanted, federation = recipe(rounds=1, eval_every=9, upload_draw=upload_draw), three()
     quick = Patience(2, 1.0, 1.0, 1.0, 2.0, 0.3, 64)
     server, sites = server_of(path, wanted, federation, quick), sites_of(path, wanted, federation)
     notes: list[str] = []
@@ -441,6 +443,16 @@ def test_more_steps_than_a_round_has_are_refused_by_the_site(tmp_path: Path) -> 
 
     notes, _ = meddled(tmp_path, change)
     assert any("the server asks for 500 steps" in n for n in notes)
+
+
+@pytest.mark.parametrize("turn", [1.0, -0.1, 0, "half", None])
+def test_a_turn_that_is_none_is_refused_by_the_site(tmp_path: Path, turn: Any) -> None:
+    def change(answer: Answer, r: Request) -> Answer:
+        known = "turn" in answer.info
+        return Answer(answer.status, answer.info | {"turn": turn}, answer.wire) if known else answer
+
+    notes, _ = meddled(tmp_path, change, upload_draw="even")
+    assert any("a number in [0, 1) is" in n for n in notes)
 
 
 def test_a_round_is_not_played_again_and_again(tmp_path: Path) -> None:

@@ -213,7 +213,6 @@ def test_a_sites_configuration_is_its_owners(tmp_path: Path) -> None:
 
 def test_what_a_deployment_cannot_do_is_refused_at_the_start() -> None:
     for changes, match in (
-        ({"upload_draw": "even"}, "the server lacks"),
         ({"labels": "u-shape"}, "not deployed yet"),
         ({"pretrained": "x"}, "file of one host"),
     ):

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from pmsfl.deploy.rehearse import rehearse
+from pmsfl.deploy.secret import site_keys
+from pmsfl.deploy.settings import Patience
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
+from pmsfl.errors import PmsflError
+from pmsfl.masks.random import Stream
 from pmsfl.totals import evaluation_line
 
 from ..conftest import play
@@ -36,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
     "narrow-cut": {"cut_channels": 2, "cut_pool": 2},
     "narrow-coarse-cut": {"cut_channels": 2, "cut_pool": 2, "cut_codec": "int4", "gradient_codec": "int8"},
     "sorted": {"cut_channels": 2, "cut_sort": 2, "cut_weights": "trained"},
+    "even-uploads": {"upload_draw": "even", "cohort": 2},
+    "even-uploads-mixed": {"upload_draw": "even", "mask_sharpness": 4.0, "depths": "1,2,3"},
     "guarded": {"guard": 0.5, "no_peek": 0.1},
     "bf16-cut": {"cut_codec": "bf16", "augment": "crop"},
 }
@@ -142,3 +148,20 @@ def test_what_an_evaluation_shows_of_training_rows_is_counted(tmp_path: Path, st
     rows, trained = sum(map(len, federation.train)), 6 * sum(World(wanted, federation=federation).plan(0).steps)
     seen = server.books.directory.metrics()[0]["observations"]["mean"]
     assert seen == pytest.approx(trained / rows + more)
+
+
+def test_even_uploads_need_a_secret_that_all_sites_share(tmp_path: Path) -> None:
+    wanted, federation = recipe(upload_draw="even", rounds=2), three()
+    alike = sites_of(tmp_path / "with", wanted, federation, fixed=False, cohort=b"c" * 32)
+    server = server_of(tmp_path / "with", wanted, federation)
+    assert set(rehearse(server, alike, 2).values()) == {"the job is over"}
+    assert {int(site.keys.roots[Stream.UPLOAD]) for site in alike.values()} == {
+        int(site_keys(b"x" * 32, alike["a"].manifest.run, wanted.seed, b"c" * 32).roots[Stream.UPLOAD])
+    }
+    lacking = sites_of(tmp_path / "without", wanted, federation, fixed=False)
+    quick = Patience(2, 0.5, 0.5, 0.5, 1.0, 0.3, 64)
+    notes: list[str] = []
+    lacking["a"].note = notes.append
+    with pytest.raises(PmsflError, match="too few sites are there"):
+        rehearse(server_of(tmp_path / "without", wanted, federation, quick), lacking, 2)
+    assert any("needs the secret that all sites share" in line for line in notes)

@@ -11,6 +11,7 @@ from pmsfl.deploy import kits
 from pmsfl.deploy.host import SiteConfig
 from pmsfl.deploy.operate import job_folder
 from pmsfl.deploy.policy import CLASSES, restrict
+from pmsfl.deploy.secret import COHORT, load
 from pmsfl.deploy.secure import Authority, Identity, SecureError
 from pmsfl.deploy.settings import Patience
 
@@ -31,6 +32,9 @@ def test_a_kit_has_its_own_key_and_only_its_own(made: dict[str, Path]) -> None:
     assert set(keys) == {"localhost", "a", "b", kits.ADMIN}
     assert len(set(keys.values())) == 4
     assert all(len(list(kit.rglob("*.key"))) == 1 for kit in made.values())
+    common = {name: kit / COHORT for name, kit in made.items() if (kit / COHORT).exists()}
+    assert set(common) == {"a", "b"}  # neither the server nor the administrator has it
+    assert load(common["a"]) == load(common["b"])
     config = json.loads((made["a"] / "startup" / "fed_client.json").read_text())
     assert config["servers"][0]["service"] == {"target": "localhost:8002", "scheme": "tcp"}
     assert config["client"]["connection_security"] == "mtls"

@@ -46,5 +46,9 @@ def test_what_hides_something_comes_from_the_secret_and_the_rest_from_the_seed()
         assert torch.equal(mine[stream], public[stream]) == (stream not in OWN_STREAMS)
         assert torch.equal(mine[stream], other[stream]) == (stream not in OWN_STREAMS)
         assert torch.equal(mine[stream], elsewhere[stream]) == (stream not in OWN_STREAMS)
+    together, also = site_keys(b"a" * 32, "run", 3, b"c" * 32).roots, site_keys(b"b" * 32, "run", 3, b"c" * 32).roots
+    for stream in OWN_STREAMS:  # of a secret in common come uploads, and nothing else
+        assert torch.equal(together[stream], also[stream]) == (stream is Stream.UPLOAD)
+        assert torch.equal(together[stream], mine[stream]) == (stream is not Stream.UPLOAD)
     assert {Stream.FORWARD, Stream.UPLOAD, Stream.NOISE, Stream.LABELS} <= set(OWN_STREAMS)
     assert len({int(mine[s]) for s in OWN_STREAMS}) == len(OWN_STREAMS)

@@ -13,6 +13,7 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError
 
+from pmsfl.deploy import secret
 from pmsfl.deploy.host import SiteConfig, run_folder
 from pmsfl.deploy.line import JobOver
 from pmsfl.deploy.server import ServerSide
@@ -102,6 +103,7 @@ class FlareSite:
             keys=keys,
             secure_sums=config.secure_sums,
             kit=root,
+            cohort=secret.load(root / secret.COHORT) if (root / secret.COHORT).exists() else None,
         )
         server = collab.server(timeout=CALL_SECONDS)
 

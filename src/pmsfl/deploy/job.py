@@ -189,6 +189,8 @@ class Job(Phases):
         self._move("round")
         for i, client in enumerate(plan.clients):
             info = {"do": "round", "round": plan.round, "steps": plan.steps[i], **live.offer()}
+            if self.world.recipe.upload_draw == "even":
+                info["turn"] = plan.even_turns[client]
             self._give(self.roster.sites[client], Answer(Status.OK, info, live.start(i)))
 
     def _begin(self, plan: RoundPlan) -> LiveRound:

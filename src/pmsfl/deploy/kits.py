@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pmsfl.deploy import secret
 from pmsfl.errors import PmsflError
 
 ADMIN = "admin@pmsfl.org"
@@ -73,6 +75,9 @@ def init(folder: Path, sites: Sequence[str], server: str, port: int) -> dict[str
     kits = {}
     for name in (server, *sites, ADMIN):
         kits[name] = (made[-1] / name).rename(folder / _folder(name))
+    common = os.urandom(secret.SIZE)
+    for site in sites:
+        secret.write(kits[site] / secret.COHORT, common)
     plan = {"server": server, "port": port, "sites": list(sites), "admin": ADMIN}
     for where in (folder, kits[server], kits[ADMIN]):
         (where / PLAN).write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")

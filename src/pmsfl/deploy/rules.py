@@ -19,10 +19,6 @@ def check_deployable(recipe: Recipe) -> None:
     """PmsflError where a recipe asks for what a deployment cannot do."""
     if recipe.labels == "u-shape":
         raise PmsflError("labels = 'u-shape' is not deployed yet; take labels = 'randomised' or 'shared'")
-    if recipe.upload_draw == "even":
-        raise PmsflError(
-            "upload_draw = 'even' needs chance that all sites share and the server lacks; take independent"
-        )
     if recipe.pretrained:
         raise PmsflError("pretrained names a file of one host; a deployment derives frozen weights from the seed")
 

@@ -35,7 +35,7 @@ from pmsfl.engine.plan import Keys, local_steps
 from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
-from pmsfl.masks.random import Stream
+from pmsfl.masks.random import Stream, turned, uniform
 from pmsfl.recipe import Recipe
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.masks import encode_indices
@@ -55,12 +55,14 @@ class SiteSide:
         keys: Keys | None = None,
         secure_sums: bool = False,
         kit: Path | None = None,
+        cohort: bytes | None = None,
     ) -> None:
         """data: see `load_site_data`. keys: for tests that repeat a simulation; else they come from the secret.
-        secure_sums: take part in no run without them. kit: whose certificate signs this site's part of them."""
+        secure_sums: take part in no run without them. kit: whose certificate signs this site's part of them.
+        cohort: the secret that all sites share, for uploads drawn evenly over them."""
         self.store, self.source, self.depth = Store(folder), data, depth
         self.guard, self.note, self.fixed_keys, self.demands_sums = guard or Guard(), note, keys, secure_sums
-        self.kit = kit
+        self.kit, self.cohort = kit, cohort
         self.round = 0  # how far the run is, as far as this site knows
         self.asked = 0
         self.oldest = 0
@@ -95,7 +97,7 @@ class SiteSide:
             raise Refusal("this site takes part with --secure-sums only, and the server's run is without")
         if manifest.secure_sums:
             check_summable(settled, len(manifest.sites), len(manifest.sites))
-        self.keys = keys = self.fixed_keys or site_keys(self.store.secret(), manifest.run, settled.seed)
+        self.keys = keys = self.fixed_keys or self._keys(settled, manifest.run)
         world = site_world(settled, manifest, data.x, data.y, data.train, data.test, keys)
         self._check_world(world, manifest)
         self.store.pin(manifest)
@@ -114,6 +116,13 @@ class SiteSide:
         if recipe.width > g.max_width:
             raise Refusal(f"width = {recipe.width}: this site builds models up to {g.max_width}")
         return recipe
+
+    def _keys(self, recipe: Recipe, run: str) -> Keys:
+        if recipe.upload_draw == "independent":
+            return site_keys(self.store.secret(), run, recipe.seed)
+        if self.cohort is None:
+            raise Refusal("upload_draw = 'even' needs the secret that all sites share, and this kit has none")
+        return site_keys(self.store.secret(), run, recipe.seed, self.cohort)
 
     def _check_world(self, world: World, m: Manifest) -> None:
         if len(world.frozen) + len(world.initial_plain) > self.guard.max_parameters:
@@ -203,7 +212,10 @@ class SiteSide:
         w.model.train()
         clock, memory = w.clock(self.round), self._memory()
         bank = {} if memory is None else {self.client: memory}
-        bottoms = Bottoms(w, clock, self.round, [self.client], self.cut, [steps], shared, plain, bank, vectorised=False)
+        mine = ([self.client], self.cut, [steps], shared, plain, bank)
+        bottoms = _OneSite(w, clock, self.round, *mine, vectorised=False)
+        if w.recipe.upload_draw == "even":
+            bottoms.turn = _turn(answer.info)
         trips: list[list[float]] = []
         for step in range(steps):
             smashed, labels = bottoms.forward()
@@ -249,6 +261,26 @@ class SiteSide:
         shared, plain = self._start(answer)
         sitting = Sitting(self.world, self.client, self.round, shared, plain, self._memory())
         sitting.take(answer.info, line)
+
+
+class _OneSite(Bottoms):
+    """The bottom of one site: the round's plan is the server's."""
+
+    turn: float | None = None  # how far to move the cohort's common numbers on; None: the site's own are drawn
+
+    def upload_chance(self) -> Tensor:
+        if self.turn is None:
+            return super().upload_chance()
+        w = self.world
+        common = uniform(w.keys.at(Stream.UPLOAD, self.round), self.rows.trained.shape[1], w.dtype)
+        return turned(common, torch.tensor([self.turn], dtype=w.dtype))
+
+
+def _turn(info: dict[str, Any]) -> float:
+    turn = info.get("turn")
+    if type(turn) is not float or not 0.0 <= turn < 1.0:
+        raise Refusal(f"the server's turn {turn!r} is none: a number in [0, 1) is")
+    return turn
 
 
 def _health(finished: Finished) -> dict[str, Any]:
