@@ -43,12 +43,12 @@ def load_or_create(path: Path) -> bytes:
     return load(path)
 
 
-def write(path: Path, secret: bytes) -> None:
+def write(path: Path, data: bytes) -> None:
     """A file that only its owner may read, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
-        file.write(secret)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

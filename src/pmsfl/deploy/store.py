@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 
@@ -43,7 +42,7 @@ class Store:
                 f"run {m.run!r} is not what this site enrolled in (recipe, frozen weights, sites or normalisation "
                 f"have changed); ask whoever runs the server. To accept it, remove {m.run!r} from {file}"
             )
-        self._write(file, json.dumps(pins, indent=1).encode())
+        secret.write(file, json.dumps(pins, indent=1).encode())
 
     def memory(self, world: World, run: str, round_: int) -> Memory | None:
         """What the site kept after the newest round up to `round_`; None before its first."""
@@ -54,7 +53,7 @@ class Store:
         """Keep a memory; those that no checkpoint of the server can need any more go."""
         folder = self.folder / safe_name(run)
         folder.mkdir(exist_ok=True)
-        self._write(folder / f"memory-{round_:06d}.safetensors", pack_memory(memory, world, depth))
+        secret.write(folder / f"memory-{round_:06d}.safetensors", pack_memory(memory, world, depth))
         before = [(r, f) for r, f in self._memories(run) if r <= oldest]
         for _, file in before[:-1]:
             file.unlink(missing_ok=True)
@@ -65,7 +64,7 @@ class Store:
         file.parent.mkdir(exist_ok=True)
         counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         counts[str(round_)] = counts.get(str(round_), 0) + 1
-        self._write(file, json.dumps(counts).encode())
+        secret.write(file, json.dumps(counts).encode())
         return counts[str(round_)]
 
     def _memories(self, run: str) -> list[tuple[int, Path]]:
@@ -74,15 +73,6 @@ class Store:
             if match := re.fullmatch(r"memory-(\d+)\.safetensors", file.name):
                 found.append((int(match[1]), file))
         return sorted(found)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
 
 
 def safe_name(run: str) -> str:
