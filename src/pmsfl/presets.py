@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-PAPER_RATIO = 0.5  # the paper's personal ratio, in rows where it personalises at all
+PAPER_RATIO = 0.5  # the paper's personal ratio, in rows by writer and by person
 FOR_MAPS = ("cut_pool",)  # keys of `private` that sequences have no use for
 
 
 def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
     """A recipe's values with a preset laid over them."""
     laid = values | PRESETS[preset]
-    if preset == "paper" and values.get("personal_ratio", PAPER_RATIO) > 0.0:
+    owners = values.get("partition", "owner") == "owner"
+    if preset == "paper" and owners:
         laid["personal_ratio"] = PAPER_RATIO
-    if preset == "authors" and values.get("partition", "owner") == "owner":
+    if preset == "authors" and owners:
         laid["test_split"] = values.get("test_split", "matched")  # an owner's test rows are the owner's own
     if preset == "private" and values.get("model") == "transformer":
         laid = {k: v for k, v in laid.items() if k not in FOR_MAPS} | {k: values[k] for k in FOR_MAPS if k in values}
