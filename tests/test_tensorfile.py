@@ -136,8 +136,18 @@ def test_garbage_is_refused_or_read_but_never_crashes(garbage: bytes) -> None:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "g.safetensors"
         file.write_bytes(with_header(garbage))
-        with pytest.raises(TensorFileError):
-            read_tensors(file)
+        try:
+            tensors, _ = read_tensors(file)
+        except TensorFileError:
+            return
+        assert tensors == {}  # b"{}" is a file without tensors
+        assert isinstance(json.loads(garbage), dict)
+
+
+def test_an_empty_file_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "e.safetensors"
+    file.write_bytes(with_header(b"{}"))
+    assert read_tensors(file) == ({}, {})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
