@@ -35,7 +35,7 @@ from pmsfl.engine.plan import Keys, local_steps
 from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
-from pmsfl.masks.random import Stream, turned, uniform
+from pmsfl.masks.random import Stream
 from pmsfl.recipe import Recipe
 from pmsfl.wire.codecs import Codec
 from pmsfl.wire.masks import encode_indices
@@ -118,11 +118,10 @@ class SiteSide:
         return recipe
 
     def _keys(self, recipe: Recipe, run: str) -> Keys:
-        if recipe.upload_draw == "independent":
-            return site_keys(self.store.secret(), run, recipe.seed)
-        if self.cohort is None:
+        even = recipe.upload_draw == "even"
+        if even and self.cohort is None:
             raise Refusal("upload_draw = 'even' needs the secret that all sites share, and this kit has none")
-        return site_keys(self.store.secret(), run, recipe.seed, self.cohort)
+        return site_keys(self.store.secret(), run, recipe.seed, self.cohort if even else None)
 
     def _check_world(self, world: World, m: Manifest) -> None:
         if len(world.frozen) + len(world.initial_plain) > self.guard.max_parameters:
@@ -271,9 +270,7 @@ class _OneSite(Bottoms):
     def upload_chance(self) -> Tensor:
         if self.turn is None:
             return super().upload_chance()
-        w = self.world
-        common = uniform(w.keys.at(Stream.UPLOAD, self.round), self.rows.trained.shape[1], w.dtype)
-        return turned(common, torch.tensor([self.turn], dtype=w.dtype))
+        return self.world.common_chance([self.turn], self.round, self.rows.trained.shape[1])
 
 
 def _turn(info: dict[str, Any]) -> float:

@@ -279,9 +279,17 @@ class World:
     def upload_chance(self, clients: Tensor, round_: int, size: int) -> Tensor:
         """The uniform numbers that clients' uploads are drawn with: [len(clients), size]."""
         if self.recipe.upload_draw == "independent":
-            return uniform(self.keys.client(Stream.UPLOAD, clients, round_), size, self.dtype)
+            return self.own_chance(clients, round_, size)
         turns = self.plan(round_).even_turns
-        moved = torch.tensor([turns[c] for c in clients.tolist()], dtype=self.dtype, device=self.device)
+        return self.common_chance([turns[c] for c in clients.tolist()], round_, size)
+
+    def own_chance(self, clients: Tensor, round_: int, size: int) -> Tensor:
+        """Each client's own numbers: [len(clients), size]."""
+        return uniform(self.keys.client(Stream.UPLOAD, clients, round_), size, self.dtype)
+
+    def common_chance(self, turns: Sequence[float], round_: int, size: int) -> Tensor:
+        """The cohort's numbers, moved on by each of these turns: [len(turns), size]."""
+        moved = torch.tensor(turns, dtype=self.dtype, device=self.device)
         return turned(uniform(self.keys.at(Stream.UPLOAD, round_), size, self.dtype), moved)
 
     def batch_rows(self, client: int, round_: int, steps: int) -> Tensor:

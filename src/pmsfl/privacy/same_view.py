@@ -13,7 +13,6 @@ from pmsfl.engine.client import Bottoms
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
-from pmsfl.masks.random import Stream, uniform
 from pmsfl.privacy.cases import LINKED, Case, check_attackable, local_step, pixels, public_images, without_mask
 from pmsfl.privacy.surface import client_surface, known_surface, received
 from pmsfl.privacy.threat import ThreatModel, Transcript, Update
@@ -89,8 +88,8 @@ class _OutOfTurn(Bottoms):
         return self.world.inputs(self._batch)
 
     def upload_chance(self) -> Tensor:
-        w = self.world  # even draws are dealt out to those in the plan; one alone is as random as any
-        return uniform(w.keys.client(Stream.UPLOAD, self.rows.ids, self.round), self.rows.trained.shape[1], w.dtype)
+        # Even draws are dealt out to those in the plan; one alone is as random as any.
+        return self.world.own_chance(self.rows.ids, self.round, self.rows.trained.shape[1])
 
 
 def one_step(world: World, state: State, client: int, rows: Tensor, weights: Tensor, gradient: Tensor) -> Update:
