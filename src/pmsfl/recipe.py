@@ -281,7 +281,9 @@ class Recipe:
     )
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
-    score_schedule: str = knob("constant", "of lr_score", "optimisers", choices=("constant", "cosine"))
+    score_schedule: str = knob(
+        "constant", "of lr_score; late: down in the last quarter", "optimisers", choices=("constant", "cosine", "late")
+    )
     client_optimiser: str = knob("sgd", "for a client's weights and norms", "optimisers", choices=("sgd", "adam"))
     lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)
     client_state: str = knob(
@@ -295,7 +297,7 @@ class Recipe:
     momentum: float = knob(0.9, "of sgd, on both sides", "optimisers", low=0.0, high=0.999)
     weight_decay: float = knob(5e-4, "of weights and norms; scores never have any", "optimisers", low=0.0)
     lr_schedule: str = knob(
-        "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine")
+        "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine", "late")
     )
     label_smoothing: float = knob(
         0.0,

@@ -278,3 +278,10 @@ def test_a_checkpoint_keeps_the_guards() -> None:
         assert kept is not None
         assert found is not None
         assert torch.equal(kept, found)
+
+
+def test_a_cut_of_one_pixel_has_no_neighbours_to_look_at() -> None:
+    model = make_model(Recipe(model="resnet18-lean", depths="5", cut_channels=16, cut_pool=4), (3, 32, 32), 100)
+    assert smashed_shape(model, (3, 32, 32), 5) == (16, 1, 1)
+    assert [m.kernel_size for m in model.widen.modules() if isinstance(m, torch.nn.Conv2d)] == [(1, 1)]
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)

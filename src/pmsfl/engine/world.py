@@ -49,6 +49,7 @@ CODECS = {
 }
 THETA_CODECS = {"u16": Codec.UNIT16, "u8": Codec.UNIT8, "entropy": Codec.CODED_UNIT}
 MASK_CODECS = {"packed": Codec.PACKED_BITS, "entropy": Codec.CODED_BITS}
+LATE = 0.75  # share of the rounds before a late schedule begins to fall
 
 
 class World:
@@ -391,10 +392,13 @@ def federation_of(recipe: Recipe) -> Federation:
 
 
 def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float:
-    """The rate of a round: constant, or half a cosine from `base` to almost nothing."""
+    """The rate of a round: constant; half a cosine from `base` to almost nothing; or that in the last quarter alone."""
     if schedule == "constant":
         return base
-    return base * 0.5 * (1.0 + math.cos(math.pi * round_ / rounds))
+    share = round_ / rounds
+    if schedule == "late":
+        share = max(0.0, (share - LATE) / (1.0 - LATE))
+    return base * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 def uses_half(recipe: Recipe, device: torch.device) -> bool:

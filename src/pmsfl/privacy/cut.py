@@ -103,11 +103,21 @@ def narrow_stage(shape: Sequence[int], channels: int, pool: int, sort: int = 0) 
     return nn.Sequential(*pooling, nn.Conv2d(c, channels, 1, bias=False), StaticBN(channels), *sorting)
 
 
+def _with_neighbours(channels: int, out: int, size: Sequence[int]) -> nn.Conv2d:
+    """A convolution of each pixel with those around it, on maps of `size`.
+
+    A single pixel has none: zeros around it would be eight ninths of the work, and compiled steps (torch 2.11, CUDA)
+    get the layout of such a gradient wrong.
+    """
+    kernel = 1 if max(size) == 1 else 3
+    return nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False)
+
+
 def widen_stage(shape: Sequence[int], channels: int, pool: int) -> nn.Module:
     """The server's half: back to `shape`."""
     if len(shape) != 3:
         return nn.Linear(channels, shape[-1])
-    wide = nn.Conv2d(channels, shape[0], 3, padding=1, bias=False)
+    wide = _with_neighbours(channels, shape[0], (-(-shape[1] // pool), -(-shape[2] // pool)))
     enlarging = [Enlarge(pool, shape[1:])] if pool > 1 else []
     return nn.Sequential(wide, StaticBN(shape[0]), nn.ReLU(), *enlarging)
 
@@ -120,7 +130,7 @@ def guard_stage(shape: Sequence[int], image: Sequence[int], width: int) -> nn.Mo
     if image[2] // shape[2] != factor:
         raise PmsflError(f"guard: smashed data {tuple(shape)} of images {tuple(image)} are not of one scale")
     return nn.Sequential(
-        nn.Conv2d(shape[0], width, 3, padding=1, bias=False),
+        _with_neighbours(shape[0], width, shape[1:]),
         StaticBN(width),
         nn.ReLU(),
         *([Enlarge(factor, image[1:])] if factor > 1 else []),

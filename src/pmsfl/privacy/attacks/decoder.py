@@ -42,19 +42,25 @@ class Residual(nn.Module):
 class Decoder(nn.Module):
     """Residual blocks at the resolution of the cut, then 2× steps up to the image's; [B, *smashed] → [B, C, H, W].
 
-    Where few numbers cross, a linear map from all of them to all pixels is added.
+    Maps smaller than a quarter of the image are enlarged to that first: blocks on a single pixel have nothing to draw
+    on. Where few numbers cross, linear maps of all of them are added: to the enlarged map and to all pixels.
     """
 
     def __init__(self, smashed: tuple[int, ...], image: tuple[int, ...], width: int, blocks: int) -> None:
         super().__init__()
         self.image = image
         self.spatial = len(smashed) == 3
-        small = smashed[1:] if self.spatial else (-(-image[1] // 4), -(-image[2] // 4))
+        quarter = (-(-image[1] // 4), -(-image[2] // 4))
+        small = (max(quarter[0], smashed[1]), max(quarter[1], smashed[2])) if self.spatial else quarter
         self.small = small
+        numbers = math.prod(smashed)
+        few = self.spatial and numbers <= FEW
+        grows = few and smashed[1:] != small
+        self.spread = nn.Linear(numbers, width * math.prod(small)) if grows else None
         self.enter: nn.Module = (
-            nn.Conv2d(smashed[0], width, 3, 1, 1)
+            nn.Conv2d(smashed[0] + (width if grows else 0), width, 3, 1, 1)
             if self.spatial
-            else nn.Linear(math.prod(smashed), width * math.prod(small))
+            else nn.Linear(numbers, width * math.prod(small))
         )
         self.body = nn.Sequential(*(Residual(width) for _ in range(blocks)))
         self.up = nn.ModuleList()
@@ -65,15 +71,20 @@ class Decoder(nn.Module):
         self.leave = nn.Sequential(
             nn.GroupNorm(math.gcd(width, 32), width), nn.SiLU(), nn.Conv2d(width, image[0], 3, 1, 1)
         )
-        numbers = math.prod(smashed)
-        self.linear = nn.Linear(numbers, math.prod(image)) if self.spatial and numbers <= FEW else None
+        self.linear = nn.Linear(numbers, math.prod(image)) if few else None
         if self.linear is not None:  # the network learns beside it from the start
             nn.init.zeros_(self.linear.weight)
             nn.init.zeros_(self.linear.bias)
 
     def forward(self, q: Tensor) -> Tensor:
         flat = q.flatten(1)
-        x = self.enter(q) if self.spatial else self.enter(flat).reshape(len(q), -1, *self.small)
+        if not self.spatial:
+            x = self.enter(flat).reshape(len(q), -1, *self.small)
+        else:
+            maps = q if q.shape[-2:] == self.small else F.interpolate(q, self.small)
+            if self.spread is not None:
+                maps = torch.cat([maps, self.spread(flat).reshape(len(q), -1, *self.small)], 1)
+            x = self.enter(maps)
         x = self.body(x)
         for step in self.up:
             x = step(x)
