@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmsfl.errors import PmsflError
-from pmsfl.presets import PRESETS
+from pmsfl.presets import PRESETS, PRIVATE_RESNET
 from pmsfl.recipe import Recipe, RecipeError
 from pmsfl.recipe_files import nearest, shipped
 
@@ -198,7 +198,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", [p for p in PRESETS if p != "best"])
 def test_a_preset_is_laid_over_a_recipe_and_overrides_over_both(preset: str) -> None:
     recipe = Recipe.load("cifar100", preset=preset)
-    for key, value in PRESETS[preset].items():
+    for key, value in (PRESETS[preset] | (PRIVATE_RESNET if preset == "private" else {})).items():
         assert getattr(recipe, key) == value
     assert recipe.participation == Recipe.load("cifar100").participation
     assert Recipe.load("demo", [f"preset={preset}", "lr_score=0.7"]).lr_score == 0.7

@@ -76,5 +76,6 @@ def test_the_schedule_is_half_a_cosine() -> None:
 def test_a_late_schedule_falls_in_the_last_quarter() -> None:
     rates = [learning_rate(0.2, "late", t, 100) for t in range(100)]
     assert rates[:76] == [0.2] * 76
-    assert rates[76] < 0.2 and rates == sorted(rates, reverse=True)
+    assert rates[76] < 0.2
+    assert rates == sorted(rates, reverse=True)
     assert rates[75:] == [pytest.approx(learning_rate(0.2, "cosine", t, 25)) for t in range(25)]

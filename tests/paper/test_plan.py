@@ -51,7 +51,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     free = {"method", "preset", "compensation", "personal_ratio", "personal_order", "agreement", "aggregate"}
     free |= {"beta_reset", "estimator", "frozen", "server_optimiser", "client_optimiser", "weight_decay"}
     defences = {"dp_epsilon_smashed", "no_peek", "cut_channels", "cut_pool", "cut_codec", "gradient_codec"}
-    free |= defences | {"guard", "guard_width", "model", "depths"}  # a deeper cut is one, too
+    free |= defences | {"cut_weights", "guard", "guard_width", "model", "depths"}  # a deeper cut is one, too
     # published presets have these as published
     free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw"}
     for row, variants in TABLES[name].at(scale):

@@ -34,7 +34,9 @@ def _private(*keys: str) -> tuple[str, ...]:
 
 
 NARROW = _private("cut_channels", "cut_pool")
-DEEPER = ("model=resnet18-halves", "depths=5", "cut_pool=1")  # half a stage more; its maps are pooled already
+BITS = _private("cut_codec", "gradient_codec")
+TRAINED = "cut_weights=trained"
+DEEPER = ("model=resnet18-halves", "depths=5", "cut_channels=16")  # half a stage more than the paper's cut
 BASELINES = (
     table1.splitfed,
     *(Variant(f"splitfed-dp@{e}", f"DP ε={e}", ("method=splitfed-dp", f"dp_epsilon_smashed={e}")) for e in EPSILONS),
@@ -48,14 +50,18 @@ STAGES = (
     Variant("pm-sfl@private+guard", "PM-SFL, private, guarded", ("method=pm-sfl", "preset=private", "guard=0.1")),
     Variant("splitfed@private", "SplitFed, private", ("method=splitfed", "preset=private")),
 )
-deeper = Variant("pm-sfl@private-deeper", "PM-SFL, private, deeper cut", ("method=pm-sfl", "preset=private", *DEEPER))
+# ResNet-18's `private` is a deep cut of another network; these are its stages at the paper's cut, and in between.
+milder = Variant("pm-sfl+narrow+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *BITS, TRAINED))
+deeper = Variant(
+    "pm-sfl+narrow-deeper", "PM-SFL, narrow, deeper cut", ("method=pm-sfl", *NARROW, *BITS, TRAINED, *DEEPER)
+)
 
 _DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
 demo = replace(rows.demo, scales={"quick": _DEMO})
 # Not at scale quick, whose small network has no half stages.
 _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
 cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED)
-LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, deeper)))
+LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, milder, deeper)))
 FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
 DECODERS = AttackPlan("decoders", "decoder,decoder-32,set-decoder,set-decoder-32", 32, BUDGETS["full"])
 TOY = AttackPlan(
