@@ -26,7 +26,10 @@ FIELDS = dataclasses.fields(Recipe)
     [
         ("lr_scor=1", "unknown key 'lr_scor': did you mean 'lr_score'"),
         ("masks.lr_scor=1", "did you mean 'lr_score'"),
-        ("aggregate=dampd", r"aggregate = 'dampd': did you mean 'damped'\? \(allowed: sampled, damped, beta\)"),
+        (
+            "aggregate=dampd",
+            r"aggregate = 'dampd': did you mean 'damped'\? \(allowed: sampled, damped, beta, settled\)",
+        ),
         ("rounds=many", "rounds = 'many': must be a whole number"),
         ("rounds=2.5", "must be a whole number"),
         ("rounds=0", "rounds = 0: must be at least 1"),

@@ -19,6 +19,7 @@ from pmsfl.presets import PRESETS, overlay
 from pmsfl.recipe_files import nearest, shipped, shipped_text
 
 RECIPE_VERSION = 1
+SCHEDULES = ("constant", "cosine", "late")
 
 
 class RecipeError(PmsflError):
@@ -216,9 +217,9 @@ class Recipe:
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",
-        "how uploads are merged, for every method alike",
+        "how uploads are merged; settled: masks are sampled until the last quarter, then damped more and more",
         "masks",
-        choices=("sampled", "damped", "beta"),
+        choices=("sampled", "damped", "beta", "settled"),
     )
     upload_draw: str = knob(
         "independent",
@@ -282,7 +283,7 @@ class Recipe:
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
     score_schedule: str = knob(
-        "constant", "of lr_score; late: down in the last quarter", "optimisers", choices=("constant", "cosine", "late")
+        "constant", "of lr_score; late: down in the last quarter", "optimisers", choices=SCHEDULES
     )
     client_optimiser: str = knob("sgd", "for a client's weights and norms", "optimisers", choices=("sgd", "adam"))
     lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)
@@ -296,9 +297,7 @@ class Recipe:
     lr_server: float = knob(0.1, "learning rate of the top", "optimisers", low=0.0)
     momentum: float = knob(0.9, "of sgd, on both sides", "optimisers", low=0.0, high=0.999)
     weight_decay: float = knob(5e-4, "of weights and norms; scores never have any", "optimisers", low=0.0)
-    lr_schedule: str = knob(
-        "cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=("constant", "cosine", "late")
-    )
+    lr_schedule: str = knob("cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=SCHEDULES)
     label_smoothing: float = knob(
         0.0,
         "share of a label's weight that is spread over all classes, for every method alike",

@@ -96,7 +96,7 @@ def test_sums_are_exact_whoever_drops_out_and_when(data: st.DataObject) -> None:
     one.assert_sum_of(came)
 
 
-@pytest.mark.parametrize("rule", ["sampled", "damped", "beta"])
+@pytest.mark.parametrize("rule", ["sampled", "damped", "beta", "settled"])
 def test_a_merge_of_secure_sums_is_the_merge_of_the_uploads(rule: Rule) -> None:
     one = Sum(session_of(4, 200)).until("upload")
     came = one.session.clients[:3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -311,6 +312,19 @@ def test_clients_weigh_equally_or_by_their_samples() -> None:
         server = Server(world, State.initial(world), plan, world.clock(0))
         wanted = expected or [float(world.sizes[c]) for c in plan.clients]
         assert server._weights().tolist() == wanted
+
+
+@pytest.mark.parametrize(("round_", "takes"), [(5, 1.0), (6, 1.0), (7, 0.5)])
+def test_settled_masks_take_less_of_a_round_in_the_last_quarter(round_: int, takes: float) -> None:
+    worlds = [tiny_world(aggregate=a, rounds=8, personal_ratio=0.0) for a in ("sampled", "settled")]
+    before = replace(State.initial(worlds[0]), round=round_)
+    sampled, settled = (play(w, rounds=1, state=before)[0] for w in worlds)
+    p = Server(worlds[0], before, worlds[0].plan(round_), worlds[0].clock(round_)).p
+    theta, plain, rested = (s.shared[:p] for s in (before, sampled, settled))
+    free = (plain - 0.5).abs() < 0.48  # a mean of 0 or 1 is moved to the clip
+    assert 0 < int((free & (plain != theta)).sum()) < p
+    torch.testing.assert_close(rested[free], (theta + takes * (plain - theta))[free], rtol=0, atol=1e-12)
+    assert_same_tensors({"norms": settled.plain}, {"norms": sampled.plain})  # weights and norms take the plain mean
 
 
 def test_a_beta_prior_is_forgotten_when_it_is_reset() -> None:

@@ -18,7 +18,7 @@ from pmsfl.recipe import Recipe
 
 KEY = root(0, Stream.UPLOAD)
 relaxed = settings(deadline=None, max_examples=60)
-RULES: list[Rule] = ["sampled", "damped", "beta"]
+RULES: list[Rule] = ["sampled", "damped", "beta", "settled"]
 
 
 def bits_of(theta: Tensor, clients: int, round_: int = 0) -> Tensor:
@@ -162,13 +162,19 @@ def by_loop(previous: list[float], ups: list[list[float]], on: list[list[bool]],
             out.append(before)
             continue
         mean = sum(mine) / len(mine)
-        if rule.rule == "damped":
+        if rule.rule in ("damped", "settled"):
             mean = (1 - rule.damping) * before + rule.damping * mean
         if rule.rule == "beta":
             a, b = rule.prior + sum(mine), rule.prior + len(mine) - sum(mine)
             mean = (a - 1) / (a + b - 2)
         out.append(mean)
     return out
+
+
+def test_only_a_settled_rule_is_told_how_settled_it_is() -> None:
+    assert Aggregator("settled").at(0.25).damping == 0.25
+    for rule in ("sampled", "damped", "beta"):
+        assert Aggregator(rule, 0.7).at(0.25) == Aggregator(rule, 0.7)
 
 
 @st.composite

@@ -190,4 +190,7 @@ def test_of_methods_that_train_scores_every_knob_counts() -> None:
     masks, weights = (Recipe(method="lg-fedavg", train=what) for what in ("masks", "weights"))
     assert identity(masks) != identity(masks.replace(lr_score=0.7))
     assert identity(weights) == identity(weights.replace(lr_score=0.7))
+    assert identity(masks.replace(aggregate="settled")) != identity(masks.replace(aggregate="sampled"))
+    assert identity(weights.replace(aggregate="settled")) == identity(weights.replace(aggregate="sampled"))
+    assert identity(weights.replace(aggregate="damped")) != identity(weights.replace(aggregate="sampled"))
     assert identity(Recipe(method="splitfed")) != identity(Recipe(method="splitfed", lr_client=0.7))

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.rows import Clock, ServerRows
 from pmsfl.engine.state import Memory, State, server_optimisers
-from pmsfl.engine.world import World
+from pmsfl.engine.world import World, learning_rate
 from pmsfl.masks.aggregate import merge
 from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
@@ -224,7 +224,10 @@ class Server:
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]
-            shared[:p], counts = w.method.merge(shared[:p], uploads.values, uploads.contributes, weights, counts)
+            unsettled = learning_rate(1.0, "late", self.plan.round, w.recipe.rounds)
+            shared[:p], counts = w.method.merge(
+                shared[:p], uploads.values, uploads.contributes, weights, counts, unsettled
+            )
         plain, _ = merge(state.plain, uploads.plain, uploads.plain_held, w.method.float_aggregator, weights)
         return State(
             state.round + 1,

@@ -1,11 +1,11 @@
 """Many uploads → one shared vector (Eqs. 5 and 8): K clients, P coordinates.
 
-The same three rules serve bits, probabilities and weights, so that damping never flatters one method.
+The same rules serve bits, probabilities and weights, so that damping never flatters one method.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pmsfl.masks.bernoulli import entropy_bits, to_scores
 
-Rule = Literal["sampled", "damped", "beta"]
+Rule = Literal["sampled", "damped", "beta", "settled"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,18 @@ class Aggregator:
 
     sampled: the mean of the contributors. damped: previous + η·(mean − previous).
     beta: the mode of a Beta posterior with a symmetric prior (FedPM), for uploads in [0, 1].
+    settled: damped with an η that falls from 1 in the end (`at`), for masks: what is left of it then is the mean of the
+    last rounds, without their noise. Weights come to rest by their learning rate.
     """
 
     rule: Rule = "sampled"
     damping: float = 0.5
     prior: float = 1.0
     min_contributors: int = 1
+
+    def at(self, unsettled: float) -> Aggregator:
+        """The rule of a round, given η of a settled one."""
+        return replace(self, damping=unsettled) if self.rule == "settled" else self
 
 
 def weighted_sums(uploads: Tensor, contributes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +74,7 @@ def merge_sums(
     """`merge` for a server that never sees single uploads: from what `weighted_sums` (or a secure sum, where the share
     is the head count) gives."""
     value = total / share.clamp_min(torch.finfo(previous.dtype).tiny)
-    if aggregator.rule == "damped":
+    if aggregator.rule in ("damped", "settled"):
         value = previous + aggregator.damping * (value - previous)
     elif aggregator.rule == "beta":
         counts = counts or (torch.full_like(previous, aggregator.prior),) * 2

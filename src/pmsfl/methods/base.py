@@ -119,11 +119,15 @@ class Method:
         contributes: Tensor,
         weights: Tensor,
         counts: Counts | None,
+        unsettled: float = 1.0,
     ) -> tuple[Tensor, Counts | None]:
-        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute."""
+        """The next shared vector [P] from uploads [K, P]; Eq. 8's sum over those that contribute.
+
+        unsettled: how much of a round's mean a settled θ still takes.
+        """
         masks = self.uploads in ("bits", "theta")
         rule = self.mask_aggregator if masks else self.float_aggregator
-        merged, counts = merge(shared, uploads, contributes, rule, weights, counts)
+        merged, counts = merge(shared, uploads, contributes, rule.at(unsettled), weights, counts)
         return self.settle(merged, contributes), counts
 
     def settle(self, merged: Tensor, contributes: Tensor) -> Tensor:

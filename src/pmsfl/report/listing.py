@@ -194,4 +194,6 @@ def aggregation(recipe: Recipe) -> str:
         return f"damped, η = {recipe.damping:g}" if recipe.damping else "damped, η = K/N"
     if recipe.aggregate == "beta":
         return f"beta, prior {recipe.beta_prior:g}, reset every {recipe.beta_reset} round(s); no damping"
+    if recipe.aggregate == "settled":
+        return "settled: sampled, and in the last quarter damped more and more"
     return f"{recipe.aggregate}; no damping"
