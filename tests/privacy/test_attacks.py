@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -266,3 +267,19 @@ def test_every_attack_gives_images_in_range(masked: Case) -> None:
             assert 0.0 <= float(out.min()) <= float(out.max()) <= 1.0, name
             assert torch.equal(out, kind(attack.budget).run(masked.view, masked.threat)), name  # and again the same
             assert ssim(out, masked.truth).shape == (8,)
+
+
+@pytest.mark.parametrize("smashed", [(6, 1, 1), (6, 2, 2), (3, 7, 7), (600, 4, 4)])
+def test_a_decoder_draws_on_no_fewer_places_than_a_quarter_of_the_image(smashed: tuple[int, ...]) -> None:
+    """Of 1 × 1 maps every pixel could only be drawn alike but for the padding."""
+    net = decoder.Decoder(smashed, (1, 28, 28), 8, 1)
+    seen: list[torch.Size] = []
+    net.body.register_forward_hook(lambda _module, _inputs, out: seen.append(out.shape[-2:]))
+    q = torch.randn(2, *smashed, requires_grad=True)
+    drawn = net(q)
+    assert (drawn.shape, seen) == ((2, 1, 28, 28), [(7, 7)])
+    assert (net.spread is None) == (smashed[1:] == (7, 7) or math.prod(smashed) > decoder.FEW)
+    drawn[0].sum().backward()
+    assert q.grad is not None
+    assert bool((q.grad[0] != 0).all())
+    assert not bool(q.grad[1].any())
