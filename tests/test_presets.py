@@ -12,6 +12,7 @@ from pmsfl.engine.world import World
 from pmsfl.models.inspect import cut_cost, smashed_shape
 from pmsfl.models.registry import make_model
 from pmsfl.paper.tradeoff import deeper
+from pmsfl.presets import overlay
 from pmsfl.recipe import Recipe
 
 CIFAR = (3, 32, 32)
@@ -68,8 +69,9 @@ def test_the_guard_is_counted_among_a_clients_work() -> None:
 
 def test_a_resnet_is_cut_deeper_unless_its_clients_are_cut_at_several_depths() -> None:
     for recipe in ("cifar100", "femnist", "unipen"):
-        assert (Recipe.load(recipe, preset="private").model) == "resnet18-lean"
+        assert Recipe.load(recipe, preset="private").model == "resnet18-lean"
     assert smashed_shape(make_model(Recipe.load("cifar100", preset="private"), CIFAR, 100), CIFAR, 5) == (64, 2, 2)
+    assert overlay("private", {"model": "resnet18"})["depths"] == "5"  # of a recipe that leaves its cut to the default
     mixed = Recipe.load("cifar100-depths", preset="private")
     assert (mixed.model, mixed.depths) == ("resnet18", "1:1:1:1")  # and refused for its narrow cut, with the reason
 

@@ -24,7 +24,7 @@ def overlay(preset: str, values: dict[str, Any]) -> dict[str, Any]:
         laid["personal_ratio"] = PAPER_RATIO
     if preset == "authors" and owners:
         laid["test_split"] = values.get("test_split", "matched")  # an owner's test rows are the owner's own
-    if preset == "private" and values.get("model") == "resnet18" and str(values.get("depths")).isdecimal():
+    if preset == "private" and values.get("model") == "resnet18" and str(values.get("depths", "2")).isdecimal():
         laid |= PRIVATE_RESNET
     if preset == "private" and values.get("model") == "transformer":
         laid = {k: v for k, v in laid.items() if k not in FOR_MAPS} | {k: values[k] for k in FOR_MAPS if k in values}

@@ -31,7 +31,6 @@ OF_SCORES = (
     *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
     *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement"),
 )
-FOR_MASKS = ("beta", "settled")  # rules of merging that weights have no use for
 
 # How a machine goes about it: none of these changes what is computed by more than rounding.
 OF_MACHINES = ("capture", "checkpoint_every", "keep_checkpoints")
@@ -39,11 +38,12 @@ OF_MACHINES = ("capture", "checkpoint_every", "keep_checkpoints")
 
 def identity(recipe: Recipe) -> Recipe:
     """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
-    of_scores = make_method(recipe).trains == "scores"
+    method = make_method(recipe)
+    of_scores = method.trains == "scores"
     unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES))
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
-    if not of_scores and recipe.aggregate in FOR_MASKS:
-        defaults["aggregate"] = "sampled"  # as weights take it
+    if not of_scores:
+        defaults["aggregate"] = method.float_aggregator.rule  # what weights make of a rule for masks
     return recipe.replace(**defaults, seed=0, data="digits", data_path="")
 
 

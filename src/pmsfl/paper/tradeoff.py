@@ -35,7 +35,6 @@ def _private(*keys: str) -> tuple[str, ...]:
 
 NARROW = _private("cut_channels", "cut_pool")
 BITS = _private("cut_codec", "gradient_codec")
-TRAINED = "cut_weights=trained"
 DEEPER = ("model=resnet18-halves", "depths=5", "cut_channels=16")  # half a stage more than the paper's cut
 BASELINES = (
     table1.splitfed,
@@ -51,10 +50,10 @@ STAGES = (
     Variant("splitfed@private", "SplitFed, private", ("method=splitfed", "preset=private")),
 )
 # ResNet-18's `private` is a deep cut of another network; these are its stages at the paper's cut, and in between.
-milder = Variant("pm-sfl+narrow+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *BITS, TRAINED))
-deeper = Variant(
-    "pm-sfl+narrow-deeper", "PM-SFL, narrow, deeper cut", ("method=pm-sfl", *NARROW, *BITS, TRAINED, *DEEPER)
+milder = Variant(
+    "pm-sfl+narrow+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *BITS, "cut_weights=trained")
 )
+deeper = Variant("pm-sfl+narrow-deeper", "PM-SFL, narrow, deeper cut", (*milder.changes, *DEEPER))
 
 _DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
 demo = replace(rows.demo, scales={"quick": _DEMO})
