@@ -53,7 +53,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     defences = {"dp_epsilon_smashed", "no_peek", "cut_channels", "cut_pool", "cut_codec", "gradient_codec"}
     free |= defences | {"cut_weights", "guard", "guard_width", "model", "depths"}  # a deeper cut is one, too
     # published presets have these as published
-    free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw"}
+    free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw", "score_schedule"}
     for row, variants in TABLES[name].at(scale):
         if row.recipe not in shipped():
             continue
@@ -89,6 +89,7 @@ def test_scales_shrink_and_name_themselves() -> None:
         (["demo"], {f"demo/{v.name}" for v in TABLES["table1"].lines[0][1]}),
         (["demo*/depthfl", "demo/splitfed"], {"demo-depths/depthfl", "demo/splitfed"}),
         (["cifar100*/pm-sfl@*"], {"cifar100/pm-sfl@paper"}),
+        (["demo/splitfed, demo/pm-sfl"], {"demo/splitfed", "demo/pm-sfl"}),
     ],
 )
 def test_only(only: list[str], expected: set[str]) -> None:
@@ -98,8 +99,10 @@ def test_only(only: list[str], expected: set[str]) -> None:
 
 
 def test_only_nothing_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match=r"no such cell of table1 at scale full.*cifar100/pm-sfl"):
+    with pytest.raises(UsageError, match=r"--only demo/pm-sfl: no such cell of table1 at scale full; did you mean"):
         cells(TABLES["table1"], "full", 1, ["demo/pm-sfl"])  # the embedded digits are of scale quick only
+    with pytest.raises(UsageError, match=r"--only demo/spiltfed: no such cell.*did you mean 'demo/splitfed'"):
+        cells(TABLES["table1"], "quick", 1, ["demo/pm-sfl", "demo/spiltfed"])  # not left out silently beside the other
 
 
 def test_what_is_not_there_says_what_brings_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pmsfl.engine.processes import launched
 from pmsfl.paper import play as playing
@@ -62,10 +63,11 @@ def _lines(outcome: Outcome, options: Options) -> list[tuple[str, ...]]:
 
 
 def _matching(outcome: Outcome, options: Options) -> Sequence[Planned]:
-    try:
-        return cells(outcome.table, options.scale, 1, options.only)
-    except UsageError:  # this table has none of them; another may
-        return []
+    found: list[Planned] = []
+    for only in [(p,) for p in options.only] or [()]:
+        with suppress(UsageError):  # this table has none of them; another may
+            found += cells(outcome.table, options.scale, 1, only)
+    return found
 
 
 def _state(group: Group | None, groups: Sequence[Group], seeds: int) -> tuple[str, str, str]:

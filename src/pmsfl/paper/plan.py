@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pmsfl.recipe import Recipe
-from pmsfl.recipe_files import shipped
+from pmsfl.recipe_files import nearest, shipped
 from pmsfl.report.console import UsageError
 
 if TYPE_CHECKING:
@@ -127,18 +127,21 @@ class Table:
 
 
 def cells(table: Table, scale: str, seeds: int, only: Sequence[str] = ()) -> list[Planned]:
-    """The cells of a table, seeds last; raises UsageError where `only` matches none."""
+    """The cells of a table, seeds last; raises UsageError where a pattern of `only` matches none."""
     found = [
         Planned(row, variant, scale, seed)
         for row, variants in table.at(scale)
         for variant in variants
         for seed in range(seeds)
     ]
-    chosen = [c for c in found if not only or any(fnmatchcase(c.address, _whole(p)) for p in only)]
-    if only and not chosen:
-        known = "  ".join(dict.fromkeys(c.address for c in found))
-        raise UsageError(f"--only {' '.join(only)}: no such cell of {table.name} at scale {scale}; there are: {known}")
-    return chosen
+    if not only:
+        return found
+    patterns = [_whole(p.strip()) for words in only for p in words.split(",") if p.strip()]
+    for pattern in patterns:
+        if not any(fnmatchcase(c.address, pattern) for c in found):
+            hint = nearest(pattern, {c.address for c in found})
+            raise UsageError(f"--only {pattern}: no such cell of {table.name} at scale {scale}; {hint}")
+    return [c for c in found if any(fnmatchcase(c.address, p) for p in patterns)]
 
 
 def _whole(pattern: str) -> str:
