@@ -16,9 +16,7 @@ SCALE = Arg(
     choices=("quick", "reduced", "half", "full"),
 )
 SEEDS = Arg("Seeds 0 to N-1; 1, 2, 2 and 3 at quick, reduced, half and full unless told.", metavar="N")
-ONLY = Arg(
-    "Only these cells: row/method, globs allowed; several with commas, or given several times.", metavar="ROW/METHOD"
-)
+ONLY = Arg("Only these cells: row/method, globs allowed; several with commas or one by one.", metavar="ROW/METHOD")
 DATA = Arg("Where the datasets lie.", metavar="DIR")
 OUT = Arg("Where tables, figures, logs and runs go.", metavar="DIR")
 JOBS = Arg("Cells at once, each a process with one CPU thread.", metavar="N")

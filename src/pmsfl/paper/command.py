@@ -63,10 +63,12 @@ def _lines(outcome: Outcome, options: Options) -> list[tuple[str, ...]]:
 
 
 def _matching(outcome: Outcome, options: Options) -> Sequence[Planned]:
+    if not options.only:
+        return cells(outcome.table, options.scale, 1)
     found: list[Planned] = []
-    for only in [(p,) for p in options.only] or [()]:
+    for pattern in options.only:
         with suppress(UsageError):  # this table has none of them; another may
-            found += cells(outcome.table, options.scale, 1, only)
+            found += cells(outcome.table, options.scale, 1, [pattern])
     return found
 
 

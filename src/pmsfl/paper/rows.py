@@ -1,10 +1,10 @@
 """The federations of the evaluation, and what each scale makes of them.
 
-full: the budget of our own tables. half: half of its rounds. reduced: a small network and fewer clients, with enough
-rounds to compare methods, three to ten minutes a cell on a CPU core; writers and persons only. quick: minutes on two CPU cores; a much
-smaller model, fewer clients, fewer rounds. It shows that everything works and never what a method is worth. Within a
-scale every method of a row has the same budget. The paper's own counts are 1000 rounds (CIFAR-100), 500 (FEMNIST), 100
-(HAR).
+full: the budget of our own tables. half: half of its rounds. reduced: a small network and less of everything, with
+enough rounds to compare methods, three to ten minutes a cell on a CPU core; writers and persons only. quick: minutes on
+two CPU cores; a much smaller model, fewer clients, fewer rounds. It shows that everything works and never what a method
+is worth. Within a scale every method of a row has the same budget. The paper's own counts are 1000 rounds (CIFAR-100),
+500 (FEMNIST), 100 (HAR).
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def with_client_statistics(row: Row, personal: float) -> Row:
     )
 
 
-# Half of the mask, as in the paper, costs nothing where two blocks are masked; where all are, a tenth is worth six points
-# more than half (benchmarks/records/2026-11-16_masks-at-rest_2-cpu-cores).
+# Half of the mask, as in the paper, costs nothing where two blocks are masked; where all are, a tenth is worth six
+# points more than half (benchmarks/records/2026-11-16_masks-at-rest_2-cpu-cores).
 SHALLOW, DEEP = 0.5, 0.1
 demo_own = with_client_statistics(demo, SHALLOW)
 femnist_own, unipen_own = with_client_statistics(femnist, SHALLOW), with_client_statistics(unipen, SHALLOW)
