@@ -89,7 +89,6 @@ def test_scales_shrink_and_name_themselves() -> None:
         (["demo"], {f"demo/{v.name}" for v in TABLES["table1"].lines[0][1]}),
         (["demo*/depthfl", "demo/splitfed"], {"demo-depths/depthfl", "demo/splitfed"}),
         (["cifar100*/pm-sfl@*"], {"cifar100/pm-sfl@paper"}),
-        (["demo/splitfed, demo/pm-sfl"], {"demo/splitfed", "demo/pm-sfl"}),
     ],
 )
 def test_only(only: list[str], expected: set[str]) -> None:

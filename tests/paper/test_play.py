@@ -68,7 +68,7 @@ def test_a_table_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_only_and_more_seeds_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert play(tmp_path, "--only", "demo/splitfed", "--only", "demo-depths/frozen*") == 0
+    assert play(tmp_path, "--only", "demo/splitfed, demo-depths/frozen*") == 0
     assert methods(tmp_path) == ["demo-quick splitfed best 0", "demo-depths-quick frozen-mask best 0"]
     assert play(tmp_path, "--only", "demo/splitfed", "--seeds", 2) == 0
     assert "2 cells, 1 there already, 1 to play" in capsys.readouterr().out

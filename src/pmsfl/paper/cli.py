@@ -23,6 +23,10 @@ JOBS = Arg("Cells at once, each a process with one CPU thread.", metavar="N")
 DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 
 
+def _patterns(only: list[str] | None) -> tuple[str, ...]:
+    return tuple(p.strip() for words in only or () for p in words.split(",") if p.strip())
+
+
 def list_tables(
     *,
     scale: Annotated[str, SCALE] = "quick",
@@ -32,7 +36,7 @@ def list_tables(
     out: Annotated[Path, OUT] = Path("papers/pm-sfl"),
 ) -> None:
     """List every table and its cells: which are done, what each cost or would cost."""
-    command.show(Options(scale, seeds, tuple(only or ()), data, out))
+    command.show(Options(scale, seeds, _patterns(only), data, out))
 
 
 def player(table: Table) -> Command:
@@ -48,7 +52,7 @@ def player(table: Table) -> Command:
         jobs: Annotated[int, JOBS] = 1,
         device: Annotated[str, DEVICE] = "auto",
     ) -> None:
-        command.play(table, Options(scale, seeds, tuple(only or ()), data, out, jobs, device))
+        command.play(table, Options(scale, seeds, _patterns(only), data, out, jobs, device))
 
     play.__doc__ = table.about
     return play

@@ -136,7 +136,7 @@ def cells(table: Table, scale: str, seeds: int, only: Sequence[str] = ()) -> lis
     ]
     if not only:
         return found
-    patterns = [_whole(p.strip()) for words in only for p in words.split(",") if p.strip()]
+    patterns = [_whole(p) for p in only]
     for pattern in patterns:
         if not any(fnmatchcase(c.address, pattern) for c in found):
             hint = nearest(pattern, {c.address for c in found})
