@@ -180,6 +180,7 @@ def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: st
         upload_draw="even",
         personal_ratio=0.9,
         agreement=0.0,
+        eval_mask="threshold",
     )
     assert all(getattr(base, k) != getattr(other, k) for k in OF_SCORES)
     assert identity(base) == identity(other)

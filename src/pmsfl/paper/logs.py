@@ -29,7 +29,7 @@ DIGITS = 6
 # Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
 OF_SCORES = (
     *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
-    *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement"),
+    *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement", "eval_mask"),
 )
 
 # How a machine goes about it: none of these changes what is computed by more than rounding.
