@@ -53,6 +53,9 @@ STAGES = (
 milder = Variant(
     "pm-sfl+narrow+bits", "PM-SFL, narrow cut, few bits", ("method=pm-sfl", *NARROW, *BITS, "cut_weights=trained")
 )
+one_place = Variant(
+    "pm-sfl@private+one-place", "PM-SFL, private, 1 × 1", ("method=pm-sfl", "preset=private", "cut_pool=4")
+)
 deeper = Variant("pm-sfl+narrow-deeper", "PM-SFL, narrow, deeper cut", (*milder.changes, *DEEPER))
 
 _DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
@@ -60,9 +63,9 @@ demo = replace(rows.demo, scales={"quick": _DEMO})
 # Not at scale quick, whose small network has no half stages.
 _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
 cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED)
-LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, milder, deeper)))
+LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, one_place, milder, deeper)))
 FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
-DECODERS = AttackPlan("decoders", "decoder,decoder-32,set-decoder,set-decoder-32", 32, BUDGETS["full"])
+DECODERS = AttackPlan("decoders", "decoder,set-decoder", 32, BUDGETS["full"])  # the strongest; others take minutes more
 TOY = AttackPlan(
     "quick",
     "inversion,joint,smashed-and-update,decoder,decoder-32,set-decoder,set-decoder-32",
