@@ -4,7 +4,9 @@ RUN useradd --create-home pmsfl
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt '.[deploy]'
+# torch for CPUs alone is a fraction of the size: --build-arg PIP_EXTRA_INDEX_URL=<PyTorch's index of CPU wheels>
+ARG PIP_EXTRA_INDEX_URL
+RUN pip install --no-cache-dir -c constraints.txt '.[deploy]'
 USER pmsfl
 WORKDIR /home/pmsfl
 ENV OMP_NUM_THREADS=1

@@ -50,8 +50,8 @@ LINES = (
 )
 ABOUT = (
     "PM-SFL as the recipe has it (disagree-first personal set, compensation, plain estimator, score learning rate 0.1; "
-    "the plain mean of uploads that are drawn evenly, forward masks sharper than θ, or in the demo a damped mean and "
-    "neither of these), and with one of these changed. The paper has no such table."
+    "the plain mean of uploads that are drawn evenly, coming to rest at depths 1:1:1:1, forward masks sharper than θ, "
+    "or in the demo a damped mean and none of these), and with one of these changed. The paper has no such table."
 )
 
 
