@@ -216,10 +216,13 @@ def test_interrupt_then_go_on(
     assert len(rows(plan("demo", None, KEYS, 2, tmp_path))) == 2
 
 
-def test_ctrl_c_reaches_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_every_process(how: signal.Signals, tmp_path: Path) -> None:
     endless = [word for key in ("rounds=100000", *KEYS[1:]) for word in ("-c", key)]
     options = ["--seeds", "2", "--jobs", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-m", "pmsfl", "sweep", "demo", *endless, *options]
+    if how == signal.SIGTERM:  # as in a script's background, where nobody hears Ctrl-C
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
@@ -228,7 +231,7 @@ def test_ctrl_c_reaches_every_process(tmp_path: Path) -> None:
             if len(begun) == 2:
                 break
             time.sleep(0.1)
-        program.send_signal(signal.SIGINT)
+        program.send_signal(how)
         _, errors = program.communicate(timeout=60)
     assert program.returncode == 130, errors
     assert "0 of 2 cells are finished" in errors

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
+import signal
 import sys
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -119,7 +123,8 @@ def perform(command: Command, values: Mapping[str, Any]) -> int:
 
     try:
         _check_choices(command, values)
-        command(**values)
+        with _terminated_like_interrupted():
+            command(**values)
     except UsageError as e:
         return complain(str(e), 2)
     except Interrupted as e:
@@ -133,6 +138,23 @@ def perform(command: Command, values: Mapping[str, Any]) -> int:
             raise
         return complain(f"{e.filename}: {e.strerror or e}", 1)
     return 0
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: what has begun is saved, other processes are told.
+
+    A scheduler sends nothing else, and a program that a script put into the background does not hear Ctrl-C at all.
+    Processes of a launcher stop as it tells them: saving needs all of them.
+    """
+    if "WORLD_SIZE" in os.environ or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_choices(command: Command, values: Mapping[str, Any]) -> None:

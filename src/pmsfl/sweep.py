@@ -10,7 +10,6 @@ import contextlib
 import csv
 import io
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -170,7 +169,7 @@ class _Pool:
     def _stop(self) -> None:
         """Let what still runs save its last complete round."""
         for child in self.active:
-            child.send_signal(signal.SIGINT)
+            child.terminate()  # as Ctrl-C, which they would not hear if we ourselves were started not to hear it
         for child, (_, said) in self.active.items():
             child.wait()
             said.close()

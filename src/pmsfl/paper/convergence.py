@@ -57,7 +57,9 @@ def _shares(groups: list[Group]) -> list[str]:
         by_then = ([s.mean for at, s in curve if at <= share * g.recipe.rounds] for share in SHARES)
         lines.append((g.variant.label, *(f"{seen[-1]:.2f}" if seen else "" for seen in by_then)))
     rounds = groups[0].recipe.rounds
-    return markdown(["accuracy, % at the last evaluation by round", *(f"{share * rounds:g}" for share in SHARES)], lines)
+    return markdown(
+        ["accuracy, % at the last evaluation by round", *(f"{share * rounds:g}" for share in SHARES)], lines
+    )
 
 
 def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
