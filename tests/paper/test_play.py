@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pmsfl.api import run
 from pmsfl.paper import rows
-from pmsfl.paper.logs import OF_SCORES, Logs, identity
+from pmsfl.paper.logs import OF_PERSONAL_MASKS, OF_SCORES, Logs, identity
 from pmsfl.recipe import Recipe
 from pmsfl.rundir import RunDirectory
 from tests.paper.helpers import fake_log, pmsfl
@@ -165,6 +166,23 @@ def losses(recipe: Recipe, out: Path) -> list[tuple[float, float]]:
     return [(line["loss"], line["evaluation"]["accuracy"]) for line in metrics]
 
 
+NOT_PERSONAL: dict[str, Any] = {
+    "personal_ratio": 0.9,
+    "agreement": 0.0,
+    "growth": "one-shot",
+    "personal_order": "random",
+}
+
+
+@pytest.mark.parametrize("method", ["splitfed-pm", "lg-fedavg", "depthfl", "threshold-mask"])
+def test_knobs_of_personal_masks_change_nothing_where_there_are_none(method: str, tmp_path: Path) -> None:
+    base = Recipe.load("demo", [*TOY, f"method={method}"])
+    other = base.replace(**NOT_PERSONAL)
+    assert all(getattr(base, k) != getattr(other, k) for k in OF_PERSONAL_MASKS)
+    assert identity(base) == identity(other)
+    assert losses(base, tmp_path / "a") == losses(other, tmp_path / "b")
+
+
 @pytest.mark.parametrize("method", ["splitfed", "splitfed-dp", "standalone", "frozen-mask", "dense-frozen"])
 @pytest.mark.parametrize("depths", ["2", "1:1:1:1"])
 def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: str, tmp_path: Path) -> None:
@@ -178,11 +196,10 @@ def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: st
         mask_sharpness=9.0,
         mask_per="round",
         upload_draw="even",
-        personal_ratio=0.9,
-        agreement=0.0,
         eval_mask="threshold",
+        **NOT_PERSONAL,
     )
-    assert all(getattr(base, k) != getattr(other, k) for k in OF_SCORES)
+    assert all(getattr(base, k) != getattr(other, k) for k in (*OF_SCORES, *OF_PERSONAL_MASKS))
     assert identity(base) == identity(other)
     assert losses(base, tmp_path / "a") == losses(other, tmp_path / "b")
 

@@ -29,8 +29,9 @@ DIGITS = 6
 # Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
 OF_SCORES = (
     *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
-    *("mask_sharpness", "mask_per", "upload_draw", "personal_ratio", "agreement", "eval_mask"),
+    *("mask_sharpness", "mask_per", "upload_draw", "eval_mask"),
 )
+OF_PERSONAL_MASKS = ("personal_ratio", "agreement", "growth", "personal_order")  # PM-SFL alone has them
 
 # How a machine goes about it: none of these changes what is computed by more than rounding.
 OF_MACHINES = ("capture", "checkpoint_every", "keep_checkpoints")
@@ -40,7 +41,7 @@ def identity(recipe: Recipe) -> Recipe:
     """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
     method = make_method(recipe)
     of_scores = method.trains == "scores"
-    unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES))
+    unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES), *(() if method.personalises else OF_PERSONAL_MASKS))
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
     if not of_scores:
         defaults["aggregate"] = method.float_aggregator.rule  # what weights make of a rule for masks
