@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import os
 import signal
 import sys
 import threading
@@ -147,7 +146,9 @@ def _terminated_like_interrupted() -> Iterator[None]:
     A scheduler sends nothing else, and a program that a script put into the background does not hear Ctrl-C at all.
     Processes of a launcher stop as it tells them: saving needs all of them.
     """
-    if "WORLD_SIZE" in os.environ or threading.current_thread() is not threading.main_thread():
+    from pmsfl.engine.processes import launched
+
+    if launched() > 1 or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
