@@ -14,6 +14,7 @@ PRIVATE_RESNET: dict[str, Any] = {
     "depths": "5",
     "cut_channels": 64,
     "cut_weights": "trained",
+    "frozen": "signed-masks",
     "aggregate": "settled",
     "score_schedule": "late",
 }

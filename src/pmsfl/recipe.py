@@ -105,9 +105,10 @@ class Recipe:
     stem_padding: int = knob(1, "padding of ResNet's stem", "model", low=0, high=1)
     frozen: str = knob(
         "kaiming",
-        "frozen weights: Kaiming normal, or the same deviation with a random sign (FedPM)",
+        "weights at the start: Kaiming normal, or the same deviation with a random sign (FedPM); signed-masks: signs "
+        "for those that stay frozen, Kaiming normal for those that are trained",
         "model",
-        choices=("kaiming", "signed"),
+        choices=("kaiming", "signed", "signed-masks"),
     )
     norm: str = knob("batch", "batch norm (static), or group norm in its place", "model", choices=("batch", "group"))
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")

@@ -53,6 +53,25 @@ def test_signed_weights_have_one_magnitude_and_both_signs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "depths", "signed_blocks"),
+    [
+        ("pm-sfl", "2", 2),
+        ("frozen-mask", "2", 2),
+        ("pm-sfl", "1:1:1:1", 4),
+        ("splitfed", "2", 0),
+        ("splitfed", "1:1:1:1", 0),
+    ],
+)
+def test_signed_masks_are_signs_where_weights_stay_frozen_and_kaiming_where_they_are_trained(
+    method: str, depths: str, signed_blocks: int
+) -> None:
+    world = tiny_world(method=method, depths=depths, frozen="signed-masks")
+    end = world.masked_size(signed_blocks)
+    kaiming, signed = (frozen_weights(world.model, world.recipe.seed, kind) for kind in ("kaiming", "signed"))
+    assert torch.equal(world.frozen.double(), torch.cat((signed[:end], kaiming[end:])))
+
+
+@pytest.mark.parametrize(
     ("method", "bottom", "top"),
     [("pm-sfl", 2.0, 1.0), ("frozen-mask", 2.0, 1.0), ("dense-frozen", 1.0, 1.0), ("splitfed", 1.0, 1.0)],
 )

@@ -210,5 +210,8 @@ def test_of_methods_that_train_scores_every_knob_counts() -> None:
     assert identity(weights) == identity(weights.replace(lr_score=0.7))
     assert identity(masks.replace(aggregate="settled")) != identity(masks.replace(aggregate="sampled"))
     assert identity(weights.replace(aggregate="settled")) == identity(weights.replace(aggregate="sampled"))
+    assert identity(masks.replace(frozen="signed-masks")) != identity(masks)
+    assert identity(weights.replace(frozen="signed-masks")) == identity(weights.replace(frozen="kaiming"))
+    assert identity(weights.replace(frozen="signed")) != identity(weights.replace(frozen="kaiming"))
     assert identity(weights.replace(aggregate="damped")) != identity(weights.replace(aggregate="sampled"))
     assert identity(Recipe(method="splitfed")) != identity(Recipe(method="splitfed", lr_client=0.7))

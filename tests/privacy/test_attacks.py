@@ -66,6 +66,16 @@ def test_an_attack_that_breaks_off_costs_only_itself(masked: Case, monkeypatch: 
     assert meaning(verdict).endswith("The figures lack what broke off: over-masks.")
 
 
+def test_a_reference_left_out_is_not_taken_for_a_bottom_without_masks(masked: Case) -> None:
+    verdict = run_suite(masked, chosen_attacks("inversion,guessed-mask"), Budget(steps=2), compare=False)
+    assert verdict.unmasked == ()
+    assert verdict.reference is None
+    assert "no random mask" not in meaning(verdict)
+    bare = run_suite(case_of(method="dense-frozen"), chosen_attacks("inversion"), Budget(steps=2), compare=False)
+    assert bare.best is not None
+    assert bare.reference == bare.best.score
+
+
 def test_layer_by_layer_counts_a_narrow_layer_among_the_dense_ones() -> None:
     world = image_world(method="splitfed", cut_channels=20, **DENSE)
     assert dense_chain(world.model, 1) == [True, False, False]

@@ -25,6 +25,7 @@ from pmsfl.engine.rows import Clock
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, integers, turned, uniform
 from pmsfl.methods import Method, make_method
+from pmsfl.methods.base import Trains
 from pmsfl.methods.depthfl import distillation
 from pmsfl.models.context import ForwardContext, forward_context
 from pmsfl.models.initial import frozen_weights, initial_scores, load_pretrained, plain_parameters
@@ -156,7 +157,7 @@ class World:
 
     def _initialise(self) -> None:
         r = self.recipe
-        frozen = frozen_weights(self.model, r.seed, r.frozen)
+        frozen = self._initial_weights()
         plain = plain_parameters(self.model, r.seed)
         if r.pretrained:
             frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)
@@ -167,13 +168,27 @@ class World:
         drawn = uniform(self.keys.at(Stream.CONTROL), self.layout.masked_size, self.dtype)
         self.initial_shared = self.method.initial(self.frozen, self.initial_scores, drawn)
 
+    def _initial_weights(self) -> Tensor:
+        """Of every block: what stays under masks, and what trained blocks start from."""
+        kind, seed = kind_of_weights(self.recipe.frozen, self.method.trains), self.recipe.seed
+        if kind != "signed-masks":
+            return frozen_weights(self.model, seed, kind)
+        end = self._never_trained
+        signed, trained = (frozen_weights(self.model, seed, k) for k in ("signed", "kaiming"))
+        return torch.cat((signed[:end], trained[end:]))
+
+    @property
+    def _never_trained(self) -> int:
+        """Where the weights end that a method which trains none in the bottom never trains."""
+        return self.layout.masked_size if self.shares_top else self.masked_size(self.cut)
+
     def _scaled_for_masks(self, frozen: Tensor) -> Tensor:
         """Where no norm follows, half of the weights vanish under the masks and the signal with them, so masked
         weights get 1/√E[θ] (E[θ] = 1/2 at the start). Weights that are trained, or run without masks, do not."""
         if not self.method.masks or has_norm(self.model):
             return frozen
-        masked = len(frozen) if self.shares_top else self.masked_size(self.cut)
-        return torch.cat((frozen[:masked] * math.sqrt(2.0), frozen[masked:]))
+        end = self._never_trained
+        return torch.cat((frozen[:end] * math.sqrt(2.0), frozen[end:]))
 
     def _public_labels(self) -> Tensor:
         """The labels that leave the clients. Randomised response is drawn once per sample, so that a label that
@@ -389,6 +404,11 @@ def federation_of(recipe: Recipe) -> Federation:
         seed=recipe.seed,
         test_gap=recipe.test_gap,
     )
+
+
+def kind_of_weights(frozen: str, trains: Trains) -> str:
+    """What a recipe's `frozen` means for a method: who trains weights begins with Kaiming's under `signed-masks`."""
+    return "kaiming" if frozen == "signed-masks" and trains == "weights" else frozen
 
 
 def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float:

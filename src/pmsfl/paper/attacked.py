@@ -42,16 +42,23 @@ KEPT = 8  # images of each kind in a log
 
 @dataclass(frozen=True)
 class AttackPlan:
-    """How hard a cell is attacked. name: in the names of its files; attacks: as `pmsfl attack --attacks` has them."""
+    """How hard a cell is attacked. name: in the names of its files; attacks: as `pmsfl attack --attacks` has them;
+    compare: on the bottom without its mask, too."""
 
     name: str
     attacks: str
     images: int
     budget: Budget
+    compare: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """What an attack's log must say to count."""
-        return {"attacks": self.attacks, "images": self.images, "budget": asdict(self.budget)}
+        return {
+            "attacks": self.attacks,
+            "images": self.images,
+            "budget": asdict(self.budget),
+            "compare": self.compare,
+        }
 
 
 def read_attack(folder: Path, plan: AttackPlan) -> dict[str, Any] | None:
@@ -83,7 +90,7 @@ def attack_run(
     """
     began, opened = time.perf_counter(), Run.open(run, device)
     case = same_view(opened.world, opened.state(), plan.images)
-    verdict = run_suite(case, chosen_attacks(plan.attacks), plan.budget, tell)
+    verdict = run_suite(case, chosen_attacks(plan.attacks), plan.budget, tell, plan.compare)
     if verdict.failed:
         raise PmsflError(f"{', '.join(verdict.failed)} broke off (see above): a maximum without them is none")
     result = {

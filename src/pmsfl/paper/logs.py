@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pmsfl.engine.world import kind_of_weights
 from pmsfl.errors import PmsflError
 from pmsfl.locks import only_one
 from pmsfl.methods import make_method
@@ -43,6 +44,7 @@ def identity(recipe: Recipe) -> Recipe:
     of_scores = method.trains == "scores"
     unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES), *(() if method.personalises else OF_PERSONAL_MASKS))
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
+    defaults["frozen"] = kind_of_weights(recipe.frozen, method.trains)
     if not of_scores:
         defaults["aggregate"] = method.float_aggregator.rule  # what weights make of a rule for masks
     return recipe.replace(**defaults, seed=0, data="digits", data_path="")

@@ -56,6 +56,7 @@ class Verdict:
 
     attacks: tuple[Outcome, ...]  # all of them, floors and oracle too
     unmasked: tuple[Outcome, ...]  # on the bottom without its mask; empty where it has none
+    compared: bool = True  # was the bottom without its mask tried, where there is one?
 
     @property
     def best(self) -> Outcome | None:
@@ -80,7 +81,9 @@ class Verdict:
 
     @property
     def reference(self) -> float | None:
-        """The maximum without a mask; the maximum itself where there is none."""
+        """The maximum without a mask; the maximum itself where there is none. None: nobody tried."""
+        if not self.compared:
+            return None
         scores = [o.score for o in self.unmasked if o.why_not is None and o.role == "attack"]
         if scores or self.unmasked:
             return max(scores, default=None)
@@ -92,11 +95,15 @@ def run_suite(
     attacks: Sequence[type[Attack]],
     budget: Budget,
     tell: Callable[[str], None] = lambda line: None,
+    compare: bool = True,
 ) -> Verdict:
-    """Every attack on the case, and the reference ones on the same bottom without its mask."""
+    """Every attack on the case, and the reference ones on the same bottom without its mask.
+
+    compare: False leaves the reference out, which takes as long as the attack itself.
+    """
     found = [_tried(a(budget), case.view, case.threat, case.truth, tell) for a in attacks]
     plain = []
-    if case.unmasked is not None:
+    if compare and case.unmasked is not None:
         bare = case.threat.unmasked()
         plain = [
             _tried(a(budget), case.unmasked, bare, case.truth, lambda line: tell(f"without masks: {line}"))
@@ -104,7 +111,7 @@ def run_suite(
             if a.name in REFERENCE
         ]
     ordered = sorted(found, key=lambda o: (o.why_not is not None, -o.score))
-    return Verdict(tuple(ordered), tuple(plain))
+    return Verdict(tuple(ordered), tuple(plain), compare or case.unmasked is None)
 
 
 def _tried(
@@ -157,7 +164,7 @@ def _meaning(verdict: Verdict) -> str:
             f"No attack got further than an image of nothing ({best.score:.2f} against {floor:.2f}). That is no proof: "
             "a low score only says that these attacks, at this budget, failed."
         )
-    if not verdict.unmasked:
+    if verdict.compared and not verdict.unmasked:
         return (
             f"A server that runs '{best.name}' sees the images at SSIM {best.score:.2f} (nothing: {floor:.2f}, equal: "
             "1). There is no random mask to hide them."
