@@ -63,6 +63,17 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
             assert {k for k in differs if not k.startswith(("lr_", "damping"))} <= free, row.name
 
 
+def test_a_rate_chosen_by_a_grid_is_of_one_method_at_one_scale() -> None:
+    def rates(method: str, scale: str) -> tuple[float, float]:
+        planned = next(c for c in cells(TABLES["table1"], scale, 1, (f"unipen-depths/{method}",)))
+        recipe = planned.recipe(DATA)
+        return recipe.lr_client, recipe.lr_score
+
+    assert rates("splitfed", "reduced") == (0.4, 0.3)
+    assert rates("standalone", "reduced") == rates("pm-sfl", "reduced") == (0.1, 0.3)
+    assert rates("splitfed", "full") == rates("pm-sfl", "full") == (0.1, 0.1)
+
+
 def test_no_two_ablations_are_the_same() -> None:
     for row, variants in TABLES["ablation"].lines:
         for scale in row.scales:

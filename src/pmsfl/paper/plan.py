@@ -44,7 +44,8 @@ class Data:
 class Row:
     """One federation: a recipe, its data, and what each scale changes (a scale that is not named leaves it out).
 
-    published: the row of the paper's Table 1 that it stands beside, "" for none.
+    published: the row of the paper's Table 1 that it stands beside, "" for none. rates: by scale and variant, where
+    the best learning rate of an equal grid is not the row's.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Row:
     data: Data | None = None
     published: str = ""
     remark: str = ""
+    rates: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Planned:
         if self.row.data is not None:
             place = self.row.data.find(data) or self.row.data.places[0]
             words += [*place.changes, f"data_path={data / place.path}"]
-        return (*words, *self.variant.changes, f"seed={self.seed}")
+        rates = self.row.rates.get((self.scale, self.variant.name), ())
+        return (*words, *rates, *self.variant.changes, f"seed={self.seed}")
 
     def recipe(self, data: Path) -> Recipe:
         """The resolved recipe."""
