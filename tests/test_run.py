@@ -133,12 +133,16 @@ def test_a_run_stopped_by_a_signal_resumes_bit_for_bit(how: signal.Signals, tmp_
 
 
 def test_the_demo_begins_as_it_always_did() -> None:
-    """Golden losses of the first two rounds, double precision, one thread; knobs that may be tuned are pinned."""
-    pinned = ["frozen=signed", "damping=0.35", "lr_score=0.1", "lr_client=0.1", "lr_server=0.1", "rounds=40"]
+    """Golden losses of the first two rounds, double precision, one thread; knobs that may be tuned are pinned.
+
+    Weights are normal ones: signs of one size make sums that are equal but for rounding, where a maximum falls
+    this way on one CPU and that way on another.
+    """
+    pinned = ["frozen=kaiming", "damping=0.35", "lr_score=0.1", "lr_client=0.1", "lr_server=0.1", "rounds=40"]
     world = World(Recipe.load("demo", pinned, dtype="float64", weight_decay=5e-4, momentum=0.9, clip=0.01))
     _, _, metrics = play(world, rounds=2)
-    assert [m.loss for m in metrics] == pytest.approx([2.1593297760653907, 1.8110336763273784], rel=1e-6)
-    assert [m.mask_entropy for m in metrics] == pytest.approx([0.8349084157300392, 0.8234139488966821], rel=1e-6)
+    assert [m.loss for m in metrics] == pytest.approx([2.1501685215050195, 1.8173427931417347], rel=1e-6)
+    assert [m.mask_entropy for m in metrics] == pytest.approx([0.8340619223225414, 0.8218117434699723], rel=1e-6)
 
 
 # --- stopped in every other way
