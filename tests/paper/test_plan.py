@@ -65,8 +65,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
 
 def test_a_rate_chosen_by_a_grid_is_of_one_method_at_one_scale() -> None:
     def rates(method: str, scale: str) -> tuple[float, float]:
-        planned = next(c for c in cells(TABLES["table1"], scale, 1, (f"unipen-depths/{method}",)))
-        recipe = planned.recipe(DATA)
+        recipe = cells(TABLES["table1"], scale, 1, (f"unipen-depths/{method}",))[0].recipe(DATA)
         return recipe.lr_client, recipe.lr_score
 
     assert rates("splitfed", "reduced") == (0.4, 0.3)

@@ -50,7 +50,7 @@ LINES = (
 )
 ABOUT = (
     "PM-SFL as its row has it (disagree-first personal set, compensation, plain estimator, score learning rate 0.1, "
-    "or 0.3 for writers at depths 1:1:1:1 and scale reduced; the plain mean of uploads that are drawn evenly, coming "
+    "or 0.3 for UNIPEN at depths 1:1:1:1 and scale reduced; the plain mean of uploads that are drawn evenly, coming "
     "to rest at depths 1:1:1:1, forward masks sharper than θ, "
     "or in the demo a damped mean and none of these), and with one of these changed. The paper has no such table."
 )

@@ -58,10 +58,10 @@ _WRITERS = {
         *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
     ),
 }
-# Where every block is masked: the best of four rates of the scores (0.1, 0.2, 0.3, 0.5), and of four of SplitFed's
+# UNIPEN where every block is masked: the best of four rates of the scores (0.1, 0.2, 0.3, 0.5), and of SplitFed's
 # clients (0.05, 0.1, 0.2, 0.4), of this small network alone (benchmarks/records/2026-11-17_frozen-signs_2-cpu-cores).
-_WRITERS_MIXED = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.3")}
-_WRITERS_MIXED_RATES = {("reduced", "splitfed"): ("lr_client=0.4",)}
+_UNIPEN_MIXED = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.3")}
+_UNIPEN_MIXED_RATES = {("reduced", "splitfed"): ("lr_client=0.4",)}
 _GRID = "at scale reduced the rates of PM-SFL's scores and of SplitFed's clients are each the best of four (seed 0)"
 _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
@@ -97,21 +97,20 @@ femnist_depths = Row(
     "femnist-depths",
     "femnist-depths",
     "FEMNIST by writer, depths 1:1:1:1",
-    _WRITERS_MIXED,
+    _WRITERS,
     FEMNIST,
     "femnist-depths",
-    rates=_WRITERS_MIXED_RATES,
 )
 unipen = Row("unipen", "unipen", "UNIPEN-62 by writer, same depths", _WRITERS, UNIPEN, "femnist", _STAND_IN)
 unipen_depths = Row(
     "unipen-depths",
     "unipen-depths",
     "UNIPEN-62 by writer, depths 1:1:1:1",
-    _WRITERS_MIXED,
+    _UNIPEN_MIXED,
     UNIPEN,
     "femnist-depths",
     f"{_STAND_IN}; {_GRID}",
-    rates=_WRITERS_MIXED_RATES,
+    rates=_UNIPEN_MIXED_RATES,
 )
 mmhar = Row("mmhar", "mmhar", "mmHAR by subject, same depths", _PERSONS, MMHAR, "mmhar", _SIMULATED)
 sonichar = Row("sonichar", "sonichar", "sonicHAR by subject, same depths", _PERSONS, SONICHAR, "sonichar", _SIMULATED)
