@@ -85,6 +85,8 @@ def test_sequences_go_without_what_is_for_maps() -> None:
 @pytest.mark.parametrize("preset", ["paper", "authors", "fedpm"])
 def test_presets_of_others_take_nothing_from_what_our_recipes_improve(preset: str) -> None:
     ours, theirs = Recipe.load("cifar100"), Recipe.load("cifar100", preset=preset)
-    for key in ("union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw"):
+    for key in ("union_rate", "eval_mask", "mask_act", "forward_masks", "upload_masks", "upload_draw"):
         default = Recipe.__dataclass_fields__[key].default
         assert getattr(theirs, key) == default != getattr(ours, key)
+    sensors = Recipe.load("radar"), Recipe.load("radar", preset=preset)
+    assert (sensors[0].mask_sharpness, sensors[1].mask_sharpness, sensors[1].score_spread) == (4.0, 1.0, 1.0)

@@ -215,6 +215,19 @@ class Recipe:
         low=1.0,
         high=1000.0,
     )
+    mask_act: str = knob(
+        "drop",
+        "what a mask's 0 does to its weight: it drops out (the paper's), or its sign flips",
+        "masks",
+        choices=("drop", "flip"),
+    )
+    forward_masks: int = knob(
+        1,
+        "a forward pass runs under the mean of so many masks of θ, drawn evenly",
+        "masks",
+        low=1,
+        high=255,
+    )
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",
@@ -227,6 +240,13 @@ class Recipe:
         "chance in uploaded masks: each client's own, or spread evenly over the cohort: a mean with less noise",
         "masks",
         choices=("independent", "even"),
+    )
+    upload_masks: int = knob(
+        1,
+        "a client uploads the mean of so many masks of θ, drawn evenly: 1 takes a bit a coordinate, 3 two, 15 four",
+        "masks",
+        low=1,
+        high=255,
     )
     damping: float = knob(0.5, "η of `damped`: θ ← (1−η)θ + η·mean; 0: K/N", "masks", low=0.0, high=1.0)
     beta_prior: float = knob(1.0, "pseudo-counts α = β that `beta` starts from", "masks", low=1.0)

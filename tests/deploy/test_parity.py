@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sorted": {"cut_channels": 2, "cut_sort": 2, "cut_weights": "trained"},
     "even-uploads": {"upload_draw": "even", "cohort": 2},
     "even-uploads-mixed": {"upload_draw": "even", "mask_sharpness": 4.0, "depths": "1,2,3"},
+    "several-masks": {"forward_masks": 7, "upload_masks": 7, "mask_act": "flip", "upload_draw": "even", "cohort": 2},
     "guarded": {"guard": 0.5, "no_peek": 0.1},
     "bf16-cut": {"cut_codec": "bf16", "augment": "crop"},
 }

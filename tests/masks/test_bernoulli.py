@@ -9,7 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmsfl.masks.bernoulli import Estimator, bound, entropy_bits, sample, straight_through, to_scores
+from pmsfl.masks.bernoulli import (
+    Act,
+    Estimator,
+    bound,
+    entropy_bits,
+    mask_of,
+    mean_entropy_bits,
+    sample,
+    sample_mean,
+    stand_in,
+    straight_through,
+    to_scores,
+    under,
+)
 from pmsfl.masks.random import Stream, normal, root, uniform
 
 KEY = root(0, Stream.NOISE)
@@ -84,3 +97,47 @@ def test_entropy_is_one_bit_at_a_half_nothing_at_the_ends_and_symmetric() -> Non
 
 def test_entropy_at_the_ends_is_finite_in_single_precision() -> None:
     assert entropy_bits(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**30))
+@settings(deadline=None, max_examples=50)
+def test_the_mean_of_several_masks_is_theta_rounded_by_chance(masks: int, seed: int) -> None:
+    theta, u = (uniform(root(seed, s), 200, torch.float64) for s in (Stream.NOISE, Stream.UPLOAD))
+    mean = sample_mean(theta, u, masks)
+    assert float((mean - theta).abs().max()) < 1.0 / masks
+    assert torch.allclose(mean * masks, (mean * masks).round(), atol=1e-9)
+    assert float(mean.min()) >= 0.0
+    assert float(mean.max()) <= 1.0
+    assert torch.equal(sample_mean(theta, u, 1), sample(theta, u).to(theta.dtype))
+    assert torch.equal(sample_mean(theta, stand_in(theta, mean, masks), masks), mean)
+
+
+@pytest.mark.parametrize("masks", [1, 3, 15])
+def test_the_mean_of_several_masks_is_right_on_average(masks: int) -> None:
+    theta = torch.tensor([0.01, 0.2, 0.5, 0.77, 0.99], dtype=torch.float64)
+    n = 20_000
+    drawn = sample_mean(theta, uniform(KEY, 5 * n, torch.float64).reshape(n, 5), masks)
+    error = (drawn.mean(0) - theta).abs()
+    assert float(error.max()) < 5 * 0.5 / masks / math.sqrt(n)
+
+
+def test_certain_masks_stay_certain_however_many() -> None:
+    u = torch.tensor([0.0, 0.5, 0.999])
+    for masks in (1, 3, 15, 255):
+        assert torch.equal(sample_mean(torch.zeros(3), u, masks), torch.zeros(3))
+        assert torch.equal(sample_mean(torch.ones(3), u, masks), torch.ones(3))
+
+
+@pytest.mark.parametrize("act", ["drop", "flip"])
+def test_a_mask_is_found_again_from_what_it_did(act: Act) -> None:
+    weights, mask = normal(KEY, 100), sample_mean(uniform(KEY, 100, torch.float64), torch.full((100,), 0.5), 7)
+    torch.testing.assert_close(mask_of(under(weights, mask, act), weights, act), mask)
+    torch.testing.assert_close(under(weights, torch.ones(100), act), weights)
+    torch.testing.assert_close(under(weights, torch.zeros(100), act), 0 * weights if act == "drop" else -weights)
+
+
+def test_the_entropy_of_a_mean_is_that_of_its_rounding() -> None:
+    theta = torch.tensor([0.5, 0.25, 0.3], dtype=torch.float64)
+    torch.testing.assert_close(mean_entropy_bits(theta, 1), entropy_bits(theta))
+    rounding = torch.tensor([0.0, 0.0, 0.2], dtype=torch.float64)  # 4 · 0.3 = 1 + 0.2
+    torch.testing.assert_close(mean_entropy_bits(theta, 4), entropy_bits(rounding))

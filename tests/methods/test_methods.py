@@ -55,6 +55,31 @@ def test_starting_never_hands_out_the_shared_vector_itself(name: str) -> None:
     assert torch.equal(shared, kept)
 
 
+def test_several_masks_are_drawn_evenly_and_run_as_their_mean() -> None:
+    one, several = method("pm-sfl"), method("pm-sfl", forward_masks=5, upload_masks=3)
+    theta = torch.sigmoid(SCORES)
+    each = torch.stack([(U + i) / 5 < theta for i in range(5)]).to(U.dtype)  # draws that lie a fifth apart
+    torch.testing.assert_close(several.effective(SCORES, FROZEN, U), FROZEN * each.mean(0))
+    uploads = torch.stack([(U + i) / 3 < theta for i in range(3)]).to(U.dtype)
+    torch.testing.assert_close(several.upload(SCORES, U), uploads.mean(0))
+    assert (one.shows, several.shows, method("splitfed", upload_masks=3).shows) == ("bits", "theta", "weights")
+    assert method("threshold-mask", upload_masks=3).upload_masks == 1
+
+
+def test_a_flipping_mask_turns_signs_and_drops_nothing() -> None:
+    drop, flip = method("pm-sfl"), method("pm-sfl", mask_act="flip")
+    kept = drop.effective(SCORES, FROZEN, U) != 0
+    torch.testing.assert_close(flip.effective(SCORES, FROZEN, U), torch.where(kept, FROZEN, -FROZEN))
+    expected = flip.evaluation_weights(SCORES, FROZEN, U, "expected")
+    torch.testing.assert_close(expected, FROZEN * (2 * torch.sigmoid(SCORES) - 1))
+    threshold = flip.evaluation_weights(SCORES, FROZEN, U, "threshold")
+    torch.testing.assert_close(threshold, FROZEN * torch.sign(SCORES))
+    for name in ("frozen-mask", "dense-frozen", "splitfed"):  # controls and weights know nothing of it
+        plain, other = method(name), method(name, mask_act="flip")
+        start = plain.start(plain.initial(FROZEN, SCORES, U))
+        assert torch.equal(plain.effective(start, FROZEN, None), other.effective(start, FROZEN, None))
+
+
 def test_sharp_masks_are_drawn_with_steeper_probabilities_and_uploads_with_theta() -> None:
     soft, sharp = method("pm-sfl"), method("pm-sfl", mask_sharpness=10.0)
     masks = [(m.effective(SCORES, FROZEN, U) / FROZEN).round() for m in (soft, sharp)]

@@ -22,10 +22,12 @@ def test_the_papers_columns_and_our_controls() -> None:
     lines = {row.name: [v.name for v in variants] for row, variants in TABLES["table1"].lines}
     weights = ["standalone", "splitfed", "splitfed-dp", "splitfed-pm"]
     controls = ["frozen-mask", "dense-frozen", "threshold-mask"]
-    assert lines["cifar100"] == [*weights, "pm-sfl", "pm-sfl@paper", *controls]
+    assert lines["cifar100"] == [*weights, "pm-sfl", "pm-sfl-single", "pm-sfl@paper", *controls]
     for row in ("femnist", "unipen", "mmhar", "sonichar", "radar"):
         assert lines[row] == [*weights, "lg-fedavg", "pm-sfl", *controls]
-    for row in ("cifar100-depths", "femnist-depths", "unipen-depths", "demo-depths"):
+    mixed = [*weights, "depthfl", "pm-sfl", "pm-sfl-single", "pm-sfl-uncompensated", *controls]
+    assert lines["cifar100-depths"] == mixed
+    for row in ("femnist-depths", "unipen-depths", "demo-depths"):
         assert lines[row] == [*weights, "depthfl", "pm-sfl", "pm-sfl-uncompensated", *controls]
 
 
@@ -54,6 +56,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     free |= defences | {"cut_weights", "guard", "guard_width", "model", "depths"}  # a deeper cut is one, too
     # published presets have these as published
     free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw", "score_schedule"}
+    free |= {"mask_act", "forward_masks", "upload_masks"}
     for row, variants in TABLES[name].at(scale):
         if row.recipe not in shipped():
             continue
@@ -68,9 +71,21 @@ def test_a_rate_chosen_by_a_grid_is_of_one_method_at_one_scale() -> None:
         recipe = cells(TABLES["table1"], scale, 1, (f"unipen-depths/{method}",))[0].recipe(DATA)
         return recipe.lr_client, recipe.lr_score
 
-    assert rates("splitfed", "reduced") == (0.4, 0.3)
-    assert rates("standalone", "reduced") == rates("pm-sfl", "reduced") == (0.1, 0.3)
-    assert rates("splitfed", "full") == rates("pm-sfl", "full") == (0.1, 0.1)
+    assert rates("splitfed", "reduced") == (0.4, 0.1)
+    assert rates("standalone", "reduced") == rates("pm-sfl", "reduced") == (0.1, 0.1)
+    assert rates("splitfed", "full") == rates("pm-sfl", "full") == (0.1, 0.02)
+
+
+def test_single_masks_are_what_the_paper_has_in_every_row() -> None:
+    shown = [(row, v) for row, variants in TABLES["table1"].lines for v in variants if v.name == rows.SINGLE]
+    assert {row.name for row, _ in shown} >= {"cifar100", "cifar100-depths", "unipen-own-statistics"}
+    ratio = [(row, variants[0]) for row, variants in TABLES["ratio"].lines if row.name.startswith("unipen")]
+    assert len(ratio) == 2
+    for row, variant in (*shown, *ratio):
+        for scale in row.scales:
+            if variant.name == rows.SINGLE or scale == "reduced":
+                recipe = Planned(row, variant, scale, 0).recipe(DATA)
+                assert (recipe.mask_act, recipe.forward_masks, recipe.upload_masks) == ("drop", 1, 1)
 
 
 def test_no_two_ablations_are_the_same() -> None:

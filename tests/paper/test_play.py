@@ -196,6 +196,9 @@ def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: st
         mask_sharpness=9.0,
         mask_per="round",
         upload_draw="even",
+        mask_act="flip",
+        forward_masks=3,
+        upload_masks=7,
         eval_mask="threshold",
         **NOT_PERSONAL,
     )

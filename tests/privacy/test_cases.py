@@ -124,6 +124,43 @@ def test_same_view_shows_the_same_images_under_fresh_masks() -> None:
     assert torch.allclose(whole, case.unmasked.smashed[:, :, 0], atol=1e-5)
 
 
+@pytest.mark.parametrize("act", ["drop", "flip"])
+@pytest.mark.parametrize("masks", [1, 4])
+def test_masks_of_every_kind_are_drawn_and_used_as_clients_do(act: str, masks: int) -> None:
+    world = image_world(mask_act=act, forward_masks=masks, upload_masks=masks, frozen="signed", dtype="float64")
+    state = State.initial(world)
+    real = client_surface(world, state, 0)
+    drawn = real.draw(2000, torch.Generator().manual_seed(0))
+    ratio = drawn / real.weights
+    levels = {m / masks if act == "drop" else 2 * m / masks - 1 for m in range(masks + 1)}
+    assert {round(v, 6) for v in ratio[:20].flatten().tolist()} == {round(v, 6) for v in levels}
+    torch.testing.assert_close(drawn.mean(0) / real.weights, real.expected() / real.weights, atol=0.1, rtol=0.0)
+
+    trained, u = world.method.start(state.shared[: len(real.weights)]), uniform(world.keys.at(Stream.NOISE, 0), 99)
+    mine = world.method.effective(trained[:99], world.frozen[:99], u.double())
+    assert {round(v, 6) for v in (mine / world.frozen[:99]).tolist()} <= {round(v, 6) for v in levels}
+    (update,) = same_view(world, state, 8).view.updates
+    assert update.kind == ("bits" if masks == 1 else "theta")
+    assert torch.allclose(masks * update.after, (masks * update.after).round())
+
+
+@pytest.mark.parametrize("act", ["drop", "flip"])
+@pytest.mark.parametrize("masks", [1, 4])
+def test_the_upload_of_a_same_view_is_learned_under_the_mask_that_was_seen(act: str, masks: int) -> None:
+    world = image_world(mask_act=act, forward_masks=masks, method="splitfed-pm", dtype="float64")
+    state, rows = State.initial(world), world.federation.train[0][:8]
+    real = client_surface(world, state, 0)
+    weights = real.draw(1, torch.Generator().manual_seed(3))[0]
+    delta = real.bottom_of(torch.from_numpy(world.federation.x[rows]).double(), weights)
+    update = one_step(world, state, 0, torch.from_numpy(rows), weights, delta)
+    leaf = weights.clone().requires_grad_()
+    out = real.bottom_of(torch.from_numpy(world.federation.x[rows]).double(), leaf)
+    (by_weights,) = torch.autograd.grad(out, leaf, delta)
+    moved = update.after - update.before
+    clear = (by_weights * real.slope).abs() > 1e-8
+    assert torch.equal(torch.sign(moved[clear]), -torch.sign((by_weights * real.slope)[clear]))  # Adam's first step
+
+
 def test_a_victim_outside_of_the_rounds_plan_draws_its_upload_alone() -> None:
     world = image_world(upload_draw="even", cohort=2)
     away = next(r for r in range(20) if 0 not in world.plan(r).clients)

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pmsfl.wire.codecs import WireError
-from pmsfl.wire.masks import MAX_INDEX_SPACE, decode_indices, encode_indices, pack_bits, unpack_bits
+from pmsfl.wire.masks import (
+    MAX_INDEX_SPACE,
+    decode_indices,
+    encode_indices,
+    pack_bits,
+    pack_counts,
+    unpack_bits,
+    unpack_counts,
+)
 
 relaxed = settings(deadline=None, max_examples=200)
 
@@ -206,3 +214,28 @@ def test_arbitrary_payloads_give_valid_indices_or_a_wire_error(layout: bytes, bo
     assert indices == sorted(set(indices))
     assert all(0 <= index < n for index in indices)
     assert decode_indices(encode_indices(torch.tensor(indices, dtype=torch.int64), n), n).tolist() == indices
+
+
+@given(st.integers(1, 255), st.integers(0, 70), st.integers(0, 2**30))
+@relaxed
+def test_counts_survive_in_as_many_bits_as_their_greatest_takes(most: int, n: int, seed: int) -> None:
+    counts = torch.from_numpy(np.random.default_rng(seed).integers(0, most + 1, n))
+    payload = pack_counts(counts, most)
+    assert len(payload) == (n * most.bit_length() + 7) // 8
+    assert torch.equal(unpack_counts(payload, n, most), counts)
+
+
+def test_a_single_mask_is_packed_as_it_always_was() -> None:
+    bits = torch.tensor([1, 0, 1, 1, 0, 0, 0, 1, 1])
+    assert pack_counts(bits, 1) == pack_bits(bits.bool())
+
+
+def test_counts_that_cannot_be_are_refused() -> None:
+    for counts in (torch.tensor([6]), torch.tensor([-1]), torch.zeros(2, 2, dtype=torch.int64)):
+        with pytest.raises(WireError, match=r"0\.\.5"):
+            pack_counts(counts, 5)
+    payload = pack_counts(torch.tensor([7, 0]), 7)
+    with pytest.raises(WireError, match="count of 7 masks, at most 5"):
+        unpack_counts(payload, 2, 5)
+    with pytest.raises(WireError, match="bytes"):
+        unpack_counts(payload + b"\0", 2, 7)

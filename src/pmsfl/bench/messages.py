@@ -59,6 +59,11 @@ def messages_of(path: Path | None, device: str = "auto") -> tuple[Sample, dict[s
     world, state, source = _trained_demo(device) if run is None else _trained_run(run, device)
     if world.method.uploads != "bits":
         raise PmsflError(f"method = {world.recipe.method!r} uploads no mask bits: take a run of pm-sfl")
+    if world.method.upload_masks > 1:
+        raise PmsflError(
+            f"upload_masks = {world.recipe.upload_masks}: codecs of masks are measured on single ones; take a run with "
+            "upload_masks = 1"
+        )
     r = world.recipe
     about = {
         "source": source,

@@ -24,6 +24,11 @@ def check_summable(recipe: Recipe, sites: int, min_clients: int) -> None:
             f"--secure-sums: {recipe.method} uploads {method.uploads}, only mask bits are summed securely; take pm-sfl "
             "or another method that uploads bits, or leave --secure-sums out"
         )
+    if method.upload_masks > 1:
+        raise PmsflError(
+            f"--secure-sums with upload_masks = {recipe.upload_masks}: bits are summed securely, one a coordinate; use "
+            "upload_masks = 1"
+        )
     if not method.samples_masks:
         raise PmsflError(
             f"--secure-sums: the bits of {recipe.method} are no draw, so a round that is played again uploads the "

@@ -22,6 +22,16 @@ def check_claims(recipe: Recipe, method: Method, model: SplitModel) -> None:
             f"score_clip = {recipe.score_clip:g} with upload_draw = 'even': the clip bounds what a mask tells if its "
             "chance is the client's own, and here the other clients' masks tell of it; use upload_draw = 'independent'"
         )
+    if method.upload_masks > 1 and recipe.score_clip > 0.0:
+        raise PmsflError(
+            f"score_clip = {recipe.score_clip:g} with upload_masks = {recipe.upload_masks}: the clip bounds what one "
+            "mask tells, and the mean of several tells more; use upload_masks = 1"
+        )
+    if recipe.forward_masks > 1 and recipe.mask_per == "round" and method.samples_masks:
+        raise PmsflError(
+            f"mask_per = 'round' with forward_masks = {recipe.forward_masks}: only a single mask can be kept while θ "
+            "moves; use forward_masks = 1 or mask_per = 'batch'"
+        )
     asked = per_record(recipe)
     if asked and has_batch_norm(model):
         raise PmsflError(

@@ -19,7 +19,7 @@ from pmsfl.engine.plan import personal_from
 from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
-from pmsfl.masks.bernoulli import entropy_bits, keep_mask, share_at_clip
+from pmsfl.masks.bernoulli import keep_mask, share_at_clip
 from pmsfl.masks.personal import disagree
 from pmsfl.masks.random import Stream, fold, uniform
 from pmsfl.methods.depthfl import exit_loss
@@ -321,7 +321,7 @@ class Bottoms:
             grown & ~self.personal,
             self.rows.plain[:, self.view.shared_places],
             [self._memory(i, grown[i], int(p)) for i, p in enumerate(participations)],
-            None if after is None or not method.samples_masks else self._entropy(method.forward_theta(trained)),
+            None if after is None or not method.samples_masks else self._entropy(method.entropy(trained)),
             None if after is None or self.before is None else self._disagreement(self.before, after),
             None if after is None or not method.samples_masks else share_at_clip(trained, w.recipe.clip),
         )
@@ -344,8 +344,7 @@ class Bottoms:
         plain = self.rows.plain[i, self.view.local_places] if len(self.view.local_places) else None
         return Memory(indices, self.rows.trained[i, indices], participations, plain, optimiser)
 
-    def _entropy(self, theta: Tensor) -> Tensor:
-        bits = entropy_bits(theta)
+    def _entropy(self, bits: Tensor) -> Tensor:
         per_layer = [bits[:, s.offset : s.offset + s.size].mean(1) for s in self.layers]
         return torch.stack(per_layer, 1) if per_layer else bits
 

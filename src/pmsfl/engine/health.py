@@ -9,6 +9,7 @@ from pmsfl.recipe import Recipe
 
 LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
 HIGH_CLIP = 0.5  # share of θ at c or 1 − c: as many coordinates drift rather than learn
+MANY_MASKS = 4  # of which a forward pass takes the mean: chance moves a weight by a quarter of it at most
 FEW_CROSS = 1e-4  # share of coordinates that cross 0.5
 
 
@@ -24,6 +25,12 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
         found["mask_entropy"] = (
             f"mask entropy fell to {entropy:.2f} bit{where}; a mask that is always the same hides nothing. Use "
             f"{softer}, a smaller lr_score or a larger clip"
+        )
+    elif entropy is not None and recipe.forward_masks >= MANY_MASKS:
+        found["mask_entropy"] = (
+            f"forward passes run under the mean of {recipe.forward_masks} masks: chance only decides between two "
+            f"neighbours 1/{recipe.forward_masks} apart (an entropy of {entropy:.2f} bit) and hides next to nothing; "
+            "forward_masks=1 has masks of bits"
         )
     if edge is not None and edge > HIGH_CLIP:
         lower = "a smaller damping" if recipe.aggregate == "damped" else "aggregate=damped"

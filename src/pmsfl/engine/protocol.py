@@ -17,7 +17,7 @@ from pmsfl.engine.world import World
 from pmsfl.wire.codecs import Codec, payload_bounds
 from pmsfl.wire.coded_masks import decode_bits, encode_bits
 from pmsfl.wire.ledger import Ledger
-from pmsfl.wire.masks import decode_indices, encode_indices, pack_bits, unpack_bits
+from pmsfl.wire.masks import decode_indices, encode_indices, pack_bits, pack_counts, unpack_bits, unpack_counts
 from pmsfl.wire.messages import Direction, Kind, Message, WireError, header_bytes, length, split
 from pmsfl.wire.tensors import decode_tensor, encode_tensor
 from pmsfl.wire.units import decode_unit, encode_unit, unit_round_trip
@@ -184,7 +184,8 @@ class Wire:
         values = done.values[i][done.contributes[i]]
         if w.method.uploads == "bits":
             payload = self._mask_payload(done, i, theta)
-            out += Message(Kind.MASK, w.mask_codec, tuple(values.shape), payload, self.run, round_, client).encode()
+            bits = self._mask_shape(len(values))
+            out += Message(Kind.MASK, w.mask_codec, bits, payload, self.run, round_, client).encode()
         elif self.sends_shared:
             out += self._tensor(self.shared_kind, values, w.codec, round_, client)
         return out + self.write_norms(round_, client, done, i)
@@ -210,7 +211,16 @@ class Wire:
         shared = done.contributes[i] | done.fresh[i]
         return encode_indices(done.fresh[i][shared].nonzero().squeeze(1).cpu(), _still_shared(done, i))
 
+    def _mask_shape(self, coordinates: int) -> tuple[int, ...]:
+        """Of a message of mask bits: the mean of several masks takes some a coordinate."""
+        several = self.world.method.upload_masks
+        return (coordinates,) if several == 1 else (several.bit_length(), coordinates)
+
     def _mask_payload(self, done: Finished, i: int, theta: Tensor | None) -> bytes:
+        several = self.world.method.upload_masks
+        if several > 1:
+            counts = torch.round(several * done.values[i][done.contributes[i]]).long().cpu()
+            return pack_counts(counts, several)
         bits = done.values[i][done.contributes[i]] > 0.5
         if self.world.mask_codec == Codec.PACKED_BITS:
             return pack_bits(bits)
@@ -241,7 +251,7 @@ class Wire:
         count = int((~personal).sum())
         for m in messages:
             if m.kind == Kind.MASK:
-                _check(m, (count,), w.mask_codec)
+                _check(m, self._mask_shape(count), w.mask_codec)
                 values[~personal] = self._bits(m, ~personal, theta).to(w.device, w.dtype)
             elif m.kind == self.shared_kind:
                 values[~personal] = self._floats(m, (count,), w.codec)
@@ -250,6 +260,10 @@ class Wire:
         return values, ~personal, plain, personal
 
     def _bits(self, m: Message, contributes: Tensor, theta: Tensor | None) -> Tensor:
+        several = self.world.method.upload_masks
+        if several > 1:
+            counts = unpack_counts(m.payload, m.shape[1], several)
+            return counts.to(self.world.dtype) / several
         if m.codec == Codec.PACKED_BITS:
             return unpack_bits(m.payload, m.shape[0])
         assert theta is not None
@@ -270,7 +284,7 @@ class Wire:
         where they depend on the mask."""
         w, out = self.world, dict[Kind, int]()
         if w.method.uploads == "bits":
-            out[Kind.MASK] = most_bytes((coordinates,), w.mask_codec)
+            out[Kind.MASK] = most_bytes(self._mask_shape(coordinates), w.mask_codec)
         elif self.sends_shared:
             out[self.shared_kind] = length(self.shared_kind, (coordinates,), w.codec)
         if norms:

@@ -193,7 +193,7 @@ class Server:
         if not method.samples_masks:
             return method.effective(masked, self.frozen, None)[0]
         if how == "expected":
-            return self.frozen * method.forward_theta(masked[0])
+            return method.masked(self.frozen, method.forward_theta(masked[0]))
         drawn = self._uniform(key, masked) if how == "sampled" else torch.full_like(masked, 0.5)
         return method.effective(masked, self.frozen, drawn)[0]
 

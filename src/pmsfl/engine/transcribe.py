@@ -82,7 +82,7 @@ class RoundTape:
             return
         sent = {"upload.plain": plain}
         if self.world.method.uploads != "nothing":
-            bits = self.world.method.uploads == "bits"
+            bits = self.world.method.shows == "bits"
             shown = torch.where(contributes, values, 0.0)  # what stays personal never crossed
             sent |= {"upload.values": shown.to(torch.uint8) if bits else shown, "upload.contributes": contributes}
         tape.tensors |= self._kept(sent)

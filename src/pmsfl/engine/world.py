@@ -95,6 +95,11 @@ class World:
         )
         self.theta_codec = THETA_CODECS.get(recipe.theta_codec, self.codec)
         self.mask_codec = MASK_CODECS[recipe.mask_codec]
+        if self.method.upload_masks > 1 and recipe.mask_codec != "packed":
+            raise PmsflError(
+                f"mask_codec = {recipe.mask_codec!r} with upload_masks = {recipe.upload_masks}: only single masks are "
+                "coded against θ; use mask_codec = 'packed' or upload_masks = 1"
+            )
         for key in ("mask_codec", "theta_codec"):
             if getattr(recipe, key) == "entropy":
                 ans.library(f"{key} = 'entropy'")  # now, not at the end of the first round

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
+from pmsfl.masks.bernoulli import entropy_bits, sample, under
 from pmsfl.models.split import Slot
 from pmsfl.privacy.cut import clip_samples
 from pmsfl.privacy.mechanisms import clip_and_noise
@@ -50,6 +51,16 @@ class Method:
             recipe.beta_prior,
             least,
         )
+
+    @property
+    def upload_masks(self) -> int:
+        """How many masks go up as their mean, where masks do."""
+        return 1
+
+    @property
+    def shows(self) -> Uploads:
+        """What an upload is to somebody who looks at it: the mean of several masks is a rounded probability."""
+        return "theta" if self.uploads == "bits" and self.upload_masks > 1 else self.uploads
 
     # --- what a client trains
 
@@ -165,6 +176,18 @@ class Method:
     def forward_theta(self, scores: Tensor) -> Tensor:
         """What masks of forward passes are drawn with, where they are; uploads are drawn with θ. Same shape."""
         return torch.sigmoid(scores)
+
+    def draw(self, theta: Tensor, uniform: Tensor) -> Tensor:
+        """The mask of a forward pass, from the chances of its bits and uniforms of the same shape."""
+        return sample(theta, uniform)
+
+    def entropy(self, trained: Tensor) -> Tensor:
+        """Of the masks that forward passes draw, in bits; same shape."""
+        return entropy_bits(self.forward_theta(trained))
+
+    def masked(self, weights: Tensor, mask: Tensor) -> Tensor:
+        """Frozen weights under a mask, or under the chances of its bits; same shape."""
+        return under(weights, mask, self.recipe.mask_act)  # type: ignore[arg-type]
 
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
         """The weights to evaluate with. mode: sampled, expected or threshold, where masks are learned."""

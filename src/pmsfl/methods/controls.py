@@ -23,7 +23,7 @@ class FrozenMask(Method):
         return sample(torch.sigmoid(scores), uniform).to(frozen.dtype)
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
-        return frozen * trained
+        return frozen * trained  # dropped weights, whatever learned masks do
 
 
 class DenseFrozen(FrozenMask):
@@ -47,7 +47,8 @@ class ThresholdMask(PMSFL):
     personalises = False
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
-        return frozen * straight_through(trained, trained.detach() > 0, self.recipe.estimator)  # type: ignore[arg-type]
+        mask = straight_through(trained, trained.detach() > 0, self.recipe.estimator)  # type: ignore[arg-type]
+        return self.masked(frozen, mask)
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         return (trained > 0).to(trained.dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.masks.aggregate import steer_entropy
-from pmsfl.masks.bernoulli import bound, sample, straight_through, to_scores
+from pmsfl.masks.bernoulli import bound, mean_entropy_bits, sample, sample_mean, straight_through, to_scores
 from pmsfl.masks.personal import grow, target_count
 from pmsfl.methods.base import Method, Trains, Uploads
 from pmsfl.models.split import Slot
@@ -26,6 +26,10 @@ class PMSFL(Method):
     personalises = True
     compensates = True
 
+    @property
+    def upload_masks(self) -> int:
+        return self.recipe.upload_masks if self.samples_masks else 1
+
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
         return self._clipped(torch.sigmoid(scores))
 
@@ -34,8 +38,15 @@ class PMSFL(Method):
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
         assert uniform is not None
-        mask = sample(self.forward_theta(trained.detach()), uniform)
-        return frozen * straight_through(trained, mask, self.recipe.estimator)  # type: ignore[arg-type]
+        mask = self.draw(self.forward_theta(trained.detach()), uniform)
+        return self.masked(frozen, straight_through(trained, mask, self.recipe.estimator))  # type: ignore[arg-type]
+
+    def draw(self, theta: Tensor, uniform: Tensor) -> Tensor:
+        masks = self.recipe.forward_masks
+        return sample(theta, uniform) if masks == 1 else sample_mean(theta, uniform, masks)
+
+    def entropy(self, trained: Tensor) -> Tensor:
+        return mean_entropy_bits(self.forward_theta(trained), self.recipe.forward_masks)
 
     def forward_theta(self, scores: Tensor) -> Tensor:
         sharpness = self.recipe.mask_sharpness
@@ -57,7 +68,7 @@ class PMSFL(Method):
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         assert uniform is not None
-        return sample(torch.sigmoid(trained), uniform).to(trained.dtype)
+        return sample_mean(torch.sigmoid(trained), uniform, self.upload_masks)
 
     def settle(self, merged: Tensor, contributes: Tensor) -> Tensor:
         r = self.recipe
@@ -103,8 +114,9 @@ class PMSFL(Method):
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
         theta = self.forward_theta(trained)
         if mode == "expected":
-            return frozen * theta
-        return frozen * (sample(theta, uniform) if mode == "sampled" else theta > 0.5).to(frozen.dtype)
+            return self.masked(frozen, theta)
+        mask = self.draw(theta, uniform) if mode == "sampled" else theta > 0.5
+        return self.masked(frozen, mask.to(frozen.dtype))
 
     def _clipped(self, theta: Tensor) -> Tensor:
         return theta.clamp(self.recipe.clip, 1.0 - self.recipe.clip)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pmsfl.paper import figures, rows
 from pmsfl.paper.outcome import Group, Outcome
 from pmsfl.paper.plan import Row, Table, Variant
-from pmsfl.paper.table1 import pm_sfl, uncompensated
+from pmsfl.paper.table1 import pm_sfl, single_masks, uncompensated
 from pmsfl.paper.write import embed, heading, sections, write_cells, write_page
 from pmsfl.report.compare import paired
 
@@ -32,27 +32,38 @@ HOW = (
     # FedPM's prior is forgotten when all clients had their turn; forgotten every round, `beta` is `sampled`.
     _changed("aggregate: beta, 10 rounds", "aggregate=beta", "beta_reset=10"),
     _changed("estimator: paper's", "estimator=paper"),
-    *(_changed(f"score learning rate: {lr}", f"lr_score={lr}") for lr in ("0.001", "0.01", "0.03", "0.3")),
 )
-CHANCE = (
-    _changed("forward masks drawn from θ", "mask_sharpness=1"),
+MASKS = (
+    _changed("a mask's 0 drops its weight", "mask_act=drop"),
+    _changed("forward passes under one mask", "forward_masks=1"),
+    _changed("uploads of one mask", "upload_masks=1"),
     _changed("uploads drawn independently", "upload_draw=independent"),
+    _changed("Kaiming's weights under the masks", "frozen=kaiming"),
 )
+
+
+def _rates(*values: str) -> tuple[Variant, ...]:
+    return tuple(_changed(f"score learning rate: {lr}", f"lr_score={lr}") for lr in values)
+
+
 LINES = (
-    (rows.demo, (pm_sfl, *WHO, SAMPLED, *HOW)),
+    (rows.demo, (pm_sfl, *WHO, SAMPLED, *HOW, *_rates("0.001", "0.01", "0.03", "0.3"))),
     (rows.demo_depths, (pm_sfl, uncompensated)),
-    (rows.cifar100, (pm_sfl, DAMPED, *HOW, *CHANCE)),
+    (rows.cifar100, (pm_sfl, single_masks, DAMPED, *HOW, *MASKS, *_rates("0.001", "0.003", "0.03", "0.1"))),
     (rows.femnist_own, (pm_sfl, *WHO)),
-    (rows.unipen_own, (pm_sfl, *WHO, DAMPED, *HOW, *CHANCE)),
+    (
+        rows.unipen_own,
+        (pm_sfl, single_masks, *WHO, SAMPLED, DAMPED, *HOW, *MASKS, *_rates("0.001", "0.01", "0.03", "0.3")),
+    ),
     (rows.cifar100_depths, (pm_sfl, uncompensated)),
     (rows.femnist_depths, (pm_sfl, uncompensated)),
     (rows.unipen_depths, (pm_sfl, uncompensated)),
 )
 ABOUT = (
-    "PM-SFL as its row has it (disagree-first personal set, compensation, plain estimator, score learning rate 0.1, "
-    "or 0.3 for UNIPEN at depths 1:1:1:1 and scale reduced; the plain mean of uploads that are drawn evenly, coming "
-    "to rest at depths 1:1:1:1, forward masks sharper than θ, "
-    "or in the demo a damped mean and none of these), and with one of these changed. The paper has no such table."
+    "PM-SFL as its row has it (disagree-first personal set, compensation, plain estimator; forward passes under the "
+    "mean of 15 masks that flip the signs of weights of one size, uploads of the mean of 15 masks, drawn evenly, all "
+    "coming to rest in the last quarter; score learning rate 0.1 at scale reduced; in the demo single masks that drop "
+    "weights and a damped mean), and with one of these changed. The paper has no such table."
 )
 
 

@@ -30,8 +30,9 @@ DIGITS = 6
 # Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
 OF_SCORES = (
     *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
-    *("mask_sharpness", "mask_per", "upload_draw", "eval_mask"),
+    *("mask_sharpness", "mask_per", "mask_act", "forward_masks", "upload_masks", "upload_draw", "eval_mask"),
 )
+OF_FIRST_SCORES = ("score_spread",)  # weights are not drawn with them, masks that are never learned are
 OF_PERSONAL_MASKS = ("personal_ratio", "agreement", "growth", "personal_order")  # PM-SFL alone has them
 
 # How a machine goes about it: none of these changes what is computed by more than rounding.
@@ -43,6 +44,7 @@ def identity(recipe: Recipe) -> Recipe:
     method = make_method(recipe)
     of_scores = method.trains == "scores"
     unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES), *(() if method.personalises else OF_PERSONAL_MASKS))
+    unread = (*unread, *(() if method.masks else OF_FIRST_SCORES))
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
     defaults["frozen"] = kind_of_weights(recipe.frozen, method.trains)
     if not of_scores:

@@ -44,8 +44,9 @@ class Data:
 class Row:
     """One federation: a recipe, its data, and what each scale changes (a scale that is not named leaves it out).
 
-    published: the row of the paper's Table 1 that it stands beside, "" for none. rates: by scale and variant, where
-    the best learning rate of an equal grid is not the row's.
+    published: the row of the paper's Table 1 that it stands beside, "" for none; remark: why its figures are of other
+    data. note: what else a reader has to know. rates: by scale and variant, what a cell has instead of the row's: the
+    best learning rate of an equal grid, or the settings that it was measured with.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     data: Data | None = None
     published: str = ""
     remark: str = ""
+    note: str = ""
     rates: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -22,9 +22,6 @@ def write(outcome: Outcome) -> list[Path]:
     return write_setting(outcome, "personal_ratio", axis, ABOUT, published.BEST_RATIO, "personal_ratio=0")
 
 
-LINES = tuple(
-    (row, VARIANTS)
-    for pair in ((rows.demo, rows.demo_own), (rows.femnist, rows.femnist_own), (rows.unipen, rows.unipen_own))
-    for row in pair
-)
+_UNIPEN = tuple(rows.with_single_masks(row, rows.SINGLE_WRITERS) for row in (rows.unipen, rows.unipen_own))
+LINES = tuple((row, VARIANTS) for row in (rows.demo, rows.demo_own, rows.femnist, rows.femnist_own, *_UNIPEN))
 TABLE = Table("ratio", "Personal ratio", "PM-SFL with 0 to 90 % of the mask personal.", LINES, write)

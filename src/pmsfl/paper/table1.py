@@ -33,6 +33,9 @@ splitfed_pm = _method("splitfed-pm", "SplitFed-PM")
 lg_fedavg = _method("lg-fedavg", "LG-FedAvg")
 depthfl = _method("depthfl", "DepthFL")
 pm_sfl = _method("pm-sfl", "PM-SFL")
+single_masks = Variant(
+    rows.SINGLE, "PM-SFL, single masks", ("method=pm-sfl", "mask_act=drop", "forward_masks=1", "upload_masks=1")
+)
 pm_sfl_paper = Variant("pm-sfl@paper", "PM-SFL, preset paper", ("method=pm-sfl", "preset=paper"))
 uncompensated = Variant("pm-sfl-uncompensated", "PM-SFL, no compensation", ("method=pm-sfl", "compensation=false"))
 CONTROLS = (
@@ -48,17 +51,17 @@ MIXED = (standalone, splitfed, splitfed_dp, splitfed_pm, depthfl, pm_sfl, uncomp
 LINES = (
     (rows.demo, (*PERSONAL[:6], pm_sfl_paper, *CONTROLS)),
     (rows.demo_depths, MIXED),
-    (rows.cifar100, GLOBAL),
+    (rows.cifar100, (*GLOBAL[:5], single_masks, *GLOBAL[5:])),
     (rows.femnist, PERSONAL),
     (rows.unipen, PERSONAL),
-    (_not_quick(rows.unipen_own), PERSONAL),
+    (_not_quick(rows.unipen_own), (*PERSONAL[:6], single_masks, *PERSONAL[6:])),
     (rows.mmhar, PERSONAL),
     (rows.sonichar, PERSONAL),
     (rows.radar, PERSONAL),
-    (rows.cifar100_depths, MIXED),
+    (rows.cifar100_depths, (*MIXED[:6], single_masks, *MIXED[6:])),
     (rows.femnist_depths, MIXED),
     (rows.unipen_depths, MIXED),
-    (_not_quick(rows.unipen_depths_own), (*MIXED, lg_fedavg)),
+    (_not_quick(rows.unipen_depths_own), (*MIXED[:6], single_masks, *MIXED[6:], lg_fedavg)),
 )
 SHORT = {
     "standalone": "Standalone",
@@ -68,6 +71,7 @@ SHORT = {
     "lg-fedavg": "LG-FedAvg",
     "depthfl": "DepthFL",
     "pm-sfl": "PM-SFL",
+    "pm-sfl-single": "single masks",
     "pm-sfl-uncompensated": "no compensation",
     "pm-sfl@paper": "preset paper",
     "frozen-mask": "frozen mask",

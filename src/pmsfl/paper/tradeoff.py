@@ -62,8 +62,31 @@ _DEMO = ("rounds=12", "eval_every=6", "eval_masks=1", "epochs=2")
 demo = replace(rows.demo, scales={"quick": _DEMO})
 # Not at scale quick, whose small network has no half stages.
 _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
-cifar100 = replace(rows.cifar100, scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED)
-LINES = ((demo, (*BASELINES, *STAGES)), (cifar100, (*BASELINES, *STAGES, one_place, milder, deeper)))
+# The paper's masks, single ones that drop weights, at every point of this row; where no preset says otherwise they lie
+# over Kaiming's weights and never come to rest.
+_SINGLE = ("mask_act=drop", "forward_masks=1", "upload_masks=1", "mask_sharpness=16", "score_spread=3", "lr_score=0.1")
+_PLAIN = ("pm-sfl", "threshold-mask", "pm-sfl+narrow", milder.name, deeper.name)
+cifar100 = replace(
+    rows.cifar100,
+    scales={"reduced": (*_REDUCED["reduced"], *_SINGLE)},
+    note="all masks are single ones that drop weights, as in the paper",
+    rates={("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
+)
+# The recipe as it stands: forward passes under means of masks.
+cifar100_means = replace(
+    rows.cifar100,
+    name="cifar100-means",
+    label=f"{rows.cifar100.label}, means of masks",
+    scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED,
+    note="forward passes run under means of 15 masks that flip signs, as in the recipe",
+    rates={},
+)
+MEANS = (table1.splitfed, table1.pm_sfl, *STAGES, one_place, milder)
+LINES = (
+    (demo, (*BASELINES, *STAGES)),
+    (cifar100, (*BASELINES, *STAGES, one_place, milder, deeper)),
+    (cifar100_means, MEANS),
+)
 FULL = AttackPlan("full", "all", 32, BUDGETS["full"])
 # The strongest alone, and on the masked bottom alone: everything else takes minutes more of each cell.
 DECODERS = AttackPlan("decoders", "decoder,set-decoder", 32, BUDGETS["full"], compare=False)

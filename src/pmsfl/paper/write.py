@@ -152,7 +152,7 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
                 "" if cost is None else f"{cost.mean:.1f}",
             )
         )
-    remark = [f"{row.remark[0].upper()}{row.remark[1:]}.", ""] if row.remark else []
+    remark = [line for text in (row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")]
     return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remark, *markdown(headers, lines), ""]
 
 

@@ -144,7 +144,7 @@ def _linked(world: World, smashed: Tensor, rows: Tensor, groups: int) -> Tensor:
 
 
 def _update(world: World, record: Recording) -> tuple[Update, ...]:
-    t, uploads = record.tensors, world.method.uploads
+    t, uploads = record.tensors, world.method.shows
     if "upload.values" not in t or uploads == "nothing":
         return ()
     values = t["upload.values"].to(world.dtype)

@@ -13,6 +13,7 @@ from pmsfl.engine.client import Bottoms
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
+from pmsfl.masks.bernoulli import mask_of, stand_in
 from pmsfl.privacy.cases import LINKED, Case, check_attackable, local_step, pixels, public_images, without_mask
 from pmsfl.privacy.surface import client_surface, known_surface, received
 from pmsfl.privacy.threat import ThreatModel, Transcript, Update
@@ -104,10 +105,13 @@ def one_step(world: World, state: State, client: int, rows: Tensor, weights: Ten
     bottoms = _OutOfTurn(w, clock, state.round, [client], depth, [1], shared, plain, state.bank, vectorised)
     bottoms.rows.batches = rows.reshape(1, 1, -1)
     if w.method.samples_masks:  # what stands for uniforms gives the same mask again, as with one mask per round
-        bottoms.rows.round_draw = (weights == 0).to(w.dtype).unsqueeze(0)
+        masks = w.recipe.forward_masks
+        mean = mask_of(weights, bottoms.frozen, w.recipe.mask_act)  # type: ignore[arg-type]
+        mean = torch.round(masks * mean) / masks
+        bottoms.rows.round_draw = stand_in(w.method.forward_theta(bottoms.rows.trained), mean, masks)
     bottoms.forward()
     bottoms.backward(gradient.unsqueeze(0))
-    done, uploads = bottoms.finish(), w.method.uploads
+    done, uploads = bottoms.finish(), w.method.shows
     after, contributes = done.values[0], done.contributes[0]
     kind = "weights" if uploads == "nothing" else uploads
     return Update(kind, shared, torch.where(contributes, after, 0.0), contributes, 1)

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from pmsfl.engine.protocol import Wire
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
+from pmsfl.masks.bernoulli import Act, sample_mean, under
 from pmsfl.methods.base import Method
 from pmsfl.models.context import ForwardContext, forward_context
 from pmsfl.models.split import SplitModel
@@ -38,6 +39,8 @@ class Surface:
     clipped: Callable[[Tensor], Tensor]  # the stages without their noise: [A, B, ...] -> same shape
     codec: Codec | None  # of the wire, where it rounds
     noisy: bool = False  # do the stages draw noise?
+    act: Act = "drop"  # what a mask's 0 does to its weight
+    masks: int = 1  # a forward pass runs under the mean of so many
     window: int = 0  # pixels a side of the windows that the stages sort; 0: none
     vectorised: bool = True
     half: bool = False  # bf16 forward passes, as the clients have them on a GPU
@@ -58,11 +61,20 @@ class Surface:
         if self.theta is None:
             return self.weights.expand(groups, -1)
         drawn = torch.rand(groups, len(self.weights), generator=generator, device=self.device, dtype=self.weights.dtype)
-        return self.weights * (drawn < self.theta)
+        return self.under(sample_mean(self.theta, drawn, self.masks))
 
     def expected(self) -> Tensor:
         """The weights under the mean mask: [P]."""
-        return self.weights if self.theta is None else self.weights * self.theta
+        return self.weights if self.theta is None else self.under(self.theta)
+
+    @property
+    def slope(self) -> Tensor:
+        """How the weights change with their mask: [P]."""
+        return self.weights if self.act == "drop" else 2.0 * self.weights
+
+    def under(self, mask: Tensor) -> Tensor:
+        """The weights under a mask [.., P], which may be relaxed: same shape."""
+        return under(self.weights, mask, self.act)
 
     # --- forward passes
 
@@ -126,6 +138,8 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         w.method.clipped,
         w.cut_codec if w.cut_codec != w.codec else None,
         type(w.method).smash is not Method.smash or w.recipe.dp_smashed != "off",
+        w.recipe.mask_act,  # type: ignore[arg-type]
+        w.recipe.forward_masks,
         w.recipe.cut_sort,
         w.why_looped is None,
         w.half,

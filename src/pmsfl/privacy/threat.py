@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pmsfl.masks.bernoulli import entropy_bits
+from pmsfl.masks.bernoulli import mean_entropy_bits
 from pmsfl.privacy.surface import Surface
 
 Kind = Literal["bits", "theta", "weights"]
@@ -109,7 +109,9 @@ class ThreatModel:
         s = self.surface
         mask = "no random mask"
         if s.theta is not None:
-            mask = f"θ of every mask bit, mean entropy {float(entropy_bits(s.theta).mean()):.2f} bit"
+            several = f", the mean of {s.masks} masks" if s.masks > 1 else ""
+            entropy = float(mean_entropy_bits(s.theta, s.masks).mean())
+            mask = f"θ of every mask bit{several}, mean entropy {entropy:.2f} bit"
         public = "none" if self.public is None else f"{len(self.public)} images of the same kind, no victim among them"
         return "\n".join(
             (

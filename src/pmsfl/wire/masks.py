@@ -39,6 +39,22 @@ def unpack_bits(payload: bytes | memoryview, n: int) -> torch.Tensor:
     return torch.from_numpy(_unpack(payload, n))
 
 
+def pack_counts(counts: torch.Tensor, most: int) -> bytes:
+    """Whole numbers in `[0, most]`, int64 `[n]`, as packed bits: all lowest bits, then all second ones, ..."""
+    if counts.ndim != 1 or (len(counts) and not 0 <= int(counts.min()) <= int(counts.max()) <= most):
+        raise WireError(f"pack_counts takes numbers [n] in 0..{most}, got {list(counts.shape)}")
+    return pack_bits(torch.cat([(counts >> i) & 1 for i in range(most.bit_length())]).bool())
+
+
+def unpack_counts(payload: bytes | memoryview, n: int, most: int) -> torch.Tensor:
+    """The int64 tensor `[n]` that `pack_counts` wrote; WireError on another length or a number above `most`."""
+    planes = unpack_bits(payload, n * most.bit_length()).reshape(most.bit_length(), n).long()
+    counts = sum((plane << i for i, plane in enumerate(planes)), torch.zeros(n, dtype=torch.int64))
+    if n and int(counts.max()) > most:
+        raise WireError(f"a count of {int(counts.max())} masks, at most {most} are drawn")
+    return counts
+
+
 def encode_indices(indices: torch.Tensor | npt.NDArray[Any], n: int) -> bytes:
     """Strictly growing indices in `[0, n)` as bytes: varint gaps, a bitmap of `n` or Rice-coded gaps, whichever is
     shortest, the first of them if equal."""

@@ -85,7 +85,7 @@ class LayerByLayer(Attack):
         slope = torch.ones_like(update.before)
         if update.kind != "weights":
             theta = update.before
-            slope = surface.weights * theta * (1 - theta) * (theta if threat.step.estimator == "paper" else 1.0)
+            slope = surface.slope * theta * (1 - theta) * (theta if threat.step.estimator == "paper" else 1.0)
         if update.kind == "bits":  # θ − M is minus the change of θ, and noise
             change = (update.before - update.after) / (update.before * (1 - update.before))
         else:

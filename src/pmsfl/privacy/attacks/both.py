@@ -36,7 +36,7 @@ class SmashedAndUpdate(Attack):
         def weights(group: int) -> Tensor:
             if theta is None:
                 return threat.surface.weights
-            return threat.surface.weights * torch.sigmoid(scores[group])
+            return threat.surface.under(torch.sigmoid(scores[group]))
 
         def objective(x: Tensor, step: int) -> Tensor:
             loss = fit(x, step)

@@ -32,7 +32,7 @@ def gradient_of(x: Tensor, weights: Tensor, delta: Tensor, update: Update, threa
         return gradient
     theta = update.before
     slope = theta * (1 - theta) * (theta if threat.step.estimator == "paper" else 1.0)
-    return gradient * threat.surface.weights * slope
+    return gradient * threat.surface.slope * slope
 
 
 def update_of(view: Transcript, group: int) -> Update:

@@ -57,7 +57,7 @@ def fit_mask(view: Transcript, threat: ThreatModel, theta: Tensor, looks: int = 
 
     def objective(x: Tensor, step: int) -> Tensor:
         mask = torch.sigmoid(scores)
-        found = surface.bottom(x.repeat_interleave(looks, 0), surface.weights * mask)
+        found = surface.bottom(x.repeat_interleave(looks, 0), surface.under(mask))
         return distance(found, seen) + PRIOR * (mask - theta).square().mean()
 
     return objective, scores
