@@ -13,6 +13,7 @@ from pmsfl.bench import baseline
 from pmsfl.bench.baseline import ClientLoop, crop, fastest_kernels
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
+from pmsfl.masks.bernoulli import sample_mean
 from pmsfl.masks.random import Stream, uniform
 
 from ..conftest import play, tiny_federation, tiny_world
@@ -26,8 +27,9 @@ def equal_world(**changes: Any) -> World:
 
 
 @pytest.mark.parametrize("estimator", ["plain", "paper"])
+@pytest.mark.parametrize("masks", [{}, {"forward_masks": 4, "upload_masks": 4, "mask_act": "flip"}])
 def test_with_the_same_masks_and_batches_the_union_loop_trains_what_a_round_trains(
-    estimator: str, monkeypatch: pytest.MonkeyPatch
+    estimator: str, masks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every coordinate becomes personal at once, so that a client's scores can be read from its memory.
     world = equal_world(
@@ -38,6 +40,7 @@ def test_with_the_same_masks_and_batches_the_union_loop_trains_what_a_round_trai
         lr_schedule="constant",
         client_optimiser="adam",
         lr_client=1e-2,
+        **masks,
     )
     state, _, (metrics,) = play(world, rounds=1)
 
@@ -54,7 +57,7 @@ def test_with_the_same_masks_and_batches_the_union_loop_trains_what_a_round_trai
                     yield u[s.offset : s.offset + s.size].reshape(s.shape)
 
     drawn = draws()
-    monkeypatch.setattr(baseline, "draw", lambda theta: (next(drawn) < theta).to(theta.dtype))
+    monkeypatch.setattr(baseline, "draw", lambda theta, n: sample_mean(theta, next(drawn), n))
     rows = [world.batch_rows(c, 0, STEPS) for c in loop.clients]
     losses = [loop.union_of([(world.inputs(r[step]), world.y[r[step]]) for r in rows]) for step in range(STEPS)]
     assert next(drawn, None) is None
@@ -104,6 +107,15 @@ def test_masks_are_random_and_follow_their_probabilities() -> None:
     torch.testing.assert_close(kept / 400, torch.sigmoid(bottom.scores[0].detach()), rtol=0, atol=0.12)
 
 
+def test_means_of_masks_are_theta_rounded_by_chance() -> None:
+    torch.manual_seed(0)
+    theta = torch.rand(1000, dtype=torch.float64)
+    mean = baseline.draw(theta, 5)
+    assert float((mean - theta).abs().max()) < 0.2
+    torch.testing.assert_close(5 * mean, (5 * mean).round())
+    assert 0.3 < float((mean > theta).double().mean()) < 0.7
+
+
 def test_a_crop_is_the_image_moved_with_zeros_behind_it() -> None:
     torch.manual_seed(0)
     x = torch.arange(1, 37, dtype=torch.uint8).reshape(1, 1, 6, 6).repeat(64, 1, 1, 1)
@@ -134,6 +146,7 @@ def test_cudnn_is_left_as_it_was() -> None:
         {"labels": "u-shape"},
         {"schedule": "sequential"},
         {"mask_per": "round"},
+        {"mask_sharpness": 4.0},
         {"masked_top": True},
         {"norms": "frozen"},
     ],

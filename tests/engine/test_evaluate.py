@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pmsfl.data.federation import Federation
 from pmsfl.engine.evaluate import ROWS_PER_CLIENT, Evaluator, _batches
+from pmsfl.engine.server import Server
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.masks.random import Stream, normal, root
@@ -364,13 +365,17 @@ def test_methods_without_random_masks_have_one_way() -> None:
 
 
 @pytest.mark.parametrize("how", ["expected", "threshold"])
-def test_a_top_without_chance_is_evaluated_as_it_was_trained(how: str) -> None:
-    world = tiny_world(depths="1:1", top_mask=how, eval_masks=2)
+@pytest.mark.parametrize("masks", [{}, {"forward_masks": 15, "upload_masks": 15, "mask_act": "flip"}])
+def test_a_top_without_chance_is_evaluated_as_it_was_trained(how: str, masks: dict[str, Any]) -> None:
+    world = tiny_world(depths="1:1", top_mask=how, eval_masks=2, **masks)
     state, _, _ = play(world, rounds=2)
     evaluator = Evaluator(world)
     first, second = (evaluator.top_weights(state, draw) for draw in range(2))
     assert torch.equal(first, second)
     p = world.masked_size(world.cut)
     theta = state.shared[p:]
-    expected = world.frozen[p:] * (theta if how == "expected" else theta > 0.5)
-    torch.testing.assert_close(first, expected)
+    chances = theta if how == "expected" else (theta > 0.5).to(theta.dtype)
+    torch.testing.assert_close(first, world.frozen[p:] * (2 * chances - 1 if masks else chances))
+    server = Server(world, state, world.plan(1), world.clock(1))
+    trained = server.weights(server.rows.masked, torch.tensor(0))
+    torch.testing.assert_close(trained.detach(), first)

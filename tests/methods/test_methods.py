@@ -63,7 +63,8 @@ def test_several_masks_are_drawn_evenly_and_run_as_their_mean() -> None:
     uploads = torch.stack([(U + i) / 3 < theta for i in range(3)]).to(U.dtype)
     torch.testing.assert_close(several.upload(SCORES, U), uploads.mean(0))
     assert (one.shows, several.shows, method("splitfed", upload_masks=3).shows) == ("bits", "theta", "weights")
-    assert method("threshold-mask", upload_masks=3).upload_masks == 1
+    for other in ("threshold-mask", "splitfed-pm", "splitfed"):  # no draw, exact, no masks
+        assert method(other, upload_masks=3).upload_masks == 1
 
 
 def test_a_flipping_mask_turns_signs_and_drops_nothing() -> None:

@@ -86,6 +86,7 @@ def test_single_masks_are_what_the_paper_has_in_every_row() -> None:
             if variant.name == rows.SINGLE or scale == "reduced":
                 recipe = Planned(row, variant, scale, 0).recipe(DATA)
                 assert (recipe.mask_act, recipe.forward_masks, recipe.upload_masks) == ("drop", 1, 1)
+                assert recipe.mask_sharpness > 1.0  # as they were tuned, at every scale
 
 
 def test_no_two_ablations_are_the_same() -> None:

@@ -307,3 +307,12 @@ def test_every_method_can_be_attacked(tmp_path: Path, method: str, depths: str) 
             found.truth.unsqueeze(0), found.threat.surface.draw(1, found.threat.generator()), found.threat.generator()
         )
         assert again.shape == found.view.smashed[:, :, 0].shape
+
+
+@pytest.mark.parametrize("method", ["pm-sfl", "threshold-mask"])
+@pytest.mark.parametrize("act", ["drop", "flip"])
+def test_weights_change_with_their_mask_as_the_frozen_ones_say(method: str, act: str) -> None:
+    world = image_world(method=method, mask_act=act)
+    surface = client_surface(world, State.initial(world), 0)
+    frozen = world.frozen[: len(surface.weights)]
+    torch.testing.assert_close(surface.slope, frozen if act == "drop" else 2 * frozen)

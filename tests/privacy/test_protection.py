@@ -18,6 +18,7 @@ from pmsfl.masks.random import Stream, root
 from pmsfl.methods import make_method
 from pmsfl.models.split import SplitModel
 from pmsfl.privacy.mechanisms import clip_rows, laplace
+from pmsfl.report.privacy import paper_claims
 from pmsfl.wire.ledger import Ledger
 
 from ..conftest import bottoms_of, play, tiny_recipe, tiny_world
@@ -181,6 +182,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "clip-of-even-draws": ({"score_clip": 0.3, "upload_draw": "even"}, "upload_draw = 'independent'"),
     "clip-of-several": ({"score_clip": 0.3, "upload_masks": 3}, "upload_masks = 1"),
     "several-for-a-round": ({"forward_masks": 3, "mask_per": "round"}, "forward_masks = 1"),
+    "several-steered": ({"forward_masks": 3, "entropy_target": 0.5}, "forward_masks = 1"),
     "several-coded": ({"upload_masks": 3, "mask_codec": "entropy"}, "mask_codec = 'packed'"),
     "theta-of-weights": ({"theta_noise": 0.3, "method": "splitfed-dp"}, "trains no scores"),
     "twice-noised": ({"dp_smashed": "laplace", "method": "splitfed-dp"}, "dp_calibration"),
@@ -193,6 +195,19 @@ def test_a_claim_that_cannot_hold_is_refused_with_the_reason(name: str) -> None:
     changes, reason = REFUSED[name]
     with pytest.raises(PmsflError, match=reason):
         tiny_world(**changes)
+
+
+def test_means_of_masks_are_told_as_rounded_probabilities() -> None:
+    told = {c.name: c for c in channels(tiny_world(upload_masks=15))}["masks"]
+    assert told.events is None
+    assert "rounded probabilities" in told.why
+    assert "score_clip" in {c.name: c for c in channels(tiny_world())}["masks"].why
+    world = tiny_world(upload_masks=15, theta_noise=0.3, score_clip=0.3)  # noise on θ itself covers whatever is drawn
+    assert {c.name: c for c in channels(world)}["masks"].events is not None
+    tiny_world(upload_masks=15, method="splitfed-pm", mask_codec="packed", score_clip=0.3)  # it never draws any
+    notes = [claim.verdict for claim in paper_claims(tiny_world(upload_masks=15))]
+    assert any("no such bound holds" in note for note in notes)
+    assert not any("what does hold" in note for note in notes)
 
 
 def test_a_clip_of_scores_needs_no_group_norm() -> None:

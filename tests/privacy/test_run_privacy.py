@@ -104,6 +104,14 @@ def test_masks_in_trouble_are_warned_about_with_what_to_change(changes: dict[str
     assert advice in found[kind]
 
 
+def test_means_of_many_masks_are_told_to_hide_nothing_whatever_their_entropy() -> None:
+    for entropy in (0.9, LOW_ENTROPY / 2):
+        found = warnings(tiny_recipe(forward_masks=15), True, line(mask_entropy=entropy))
+        assert "mean of 15 masks" in found["mask_entropy"]
+        assert "forward_masks=1" in found["mask_entropy"]
+    assert warnings(tiny_recipe(forward_masks=2), True, line()) == {}
+
+
 def test_healthy_masks_and_metrics_of_older_runs_give_no_warning() -> None:
     assert warnings(tiny_recipe(), True, line()) == {}
     assert warnings(tiny_recipe(), True, {"mask_entropy": None, "disagree": None}) == {}

@@ -23,6 +23,7 @@ from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.masks.bernoulli import bound
 from pmsfl.models.split import Slot
+from pmsfl.recipe import Recipe
 
 # What a recipe must have for the loop to do the same work: it knows no stages at the cut and no codecs.
 PLAIN_STEP = {
@@ -30,6 +31,7 @@ PLAIN_STEP = {
     "labels": "shared",
     "schedule": "parallel",
     "mask_per": "batch",
+    "mask_sharpness": 1.0,
     "masked_top": False,
     "cut_channels": 0,
     "cut_pool": 1,
@@ -46,28 +48,33 @@ PLAIN_STEP = {
 Batch = tuple[Tensor, Tensor]  # samples [B, ...] and labels [B]
 
 
-def draw(theta: Tensor) -> Tensor:
+def draw(theta: Tensor, masks: int) -> Tensor:
     """M ~ Bern(θ) in torch's fastest way: one kernel on a GPU; a CPU compares uniforms up to three times as fast as it
-    draws bits. Laid out like θ: torch.bernoulli would undo channels-last, and cudnn redo it."""
+    draws bits. Laid out like θ: torch.bernoulli would undo channels-last, and cudnn redo it. Or the mean of several."""
+    if masks > 1:
+        return torch.rand_like(theta).neg_().add_(theta, alpha=masks).ceil_().div_(masks)
     if theta.is_cuda:
         return torch.empty_like(theta).bernoulli_(theta)
     return (torch.rand_like(theta) < theta).to(theta.dtype)
 
 
 class DrawMask(torch.autograd.Function):
-    """w ⊙ M with M ~ Bern(σ(s)); backwards the slope of σ, times σ where the estimator is the paper's."""
+    """w ⊙ M with M ~ Bern(σ(s)), or w ⊙ (2M − 1) where masks flip; backwards the slope of σ, times σ where the
+    estimator is the paper's."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, frozen: Tensor, paper: bool) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, frozen: Tensor, recipe: Recipe) -> Tensor:
         theta = torch.sigmoid(scores)
         ctx.save_for_backward(theta, frozen)
-        ctx.paper = paper
-        return draw(theta).mul_(frozen)
+        ctx.paper, ctx.flips = recipe.estimator == "paper", recipe.mask_act == "flip"
+        mask = draw(theta, recipe.forward_masks)
+        return (mask.mul_(2.0).sub_(1.0) if ctx.flips else mask).mul_(frozen)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         theta, frozen = ctx.saved_tensors
         slope = gradients[0] * frozen * theta * (1.0 - theta)
+        slope = 2.0 * slope if ctx.flips else slope
         return slope * theta if ctx.paper else slope, None, None
 
 
@@ -149,7 +156,7 @@ class MaskedBottom:
         blocks = copy.deepcopy(world.model.blocks[:depth]).train()
         _load(blocks, "blocks.", world.layout.plain, world.initial_plain)
         start = world.method.start(world.initial_shared)
-        self.paper = r.estimator == "paper"
+        self.recipe = r
         self.limit = bound(r.clip)
         self.layers: list[nn.Module] = []
         self.frozen: list[Tensor] = []
@@ -170,7 +177,7 @@ class MaskedBottom:
     def forward(self, x: Tensor) -> Tensor:
         """Smashed data under fresh masks."""
         for layer, scores, frozen in zip(self.layers, self.scores, self.frozen, strict=True):
-            layer.weight = DrawMask.apply(scores, frozen, self.paper)  # type: ignore[no-untyped-call]
+            layer.weight = DrawMask.apply(scores, frozen, self.recipe)  # type: ignore[no-untyped-call]
         out: Tensor = self.blocks(x)
         return out
 

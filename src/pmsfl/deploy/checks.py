@@ -33,25 +33,31 @@ def within(t: Tensor, most: float, what: str) -> Tensor:
     return t
 
 
-def mask_score(bits: Tensor, theta: Tensor) -> float:
-    """How many standard deviations the number of set bits is from what θ leads one to expect.
+def chance(theta: Tensor, masks: int = 1) -> float:
+    """The standard deviation of Σm for a mask m drawn from θ itself, or for the mean of several drawn evenly.
 
-    An honest mask of θ itself has Σ(m − θ) with variance Σθ(1 − θ).
+    A bit has variance θ(1 − θ); a mean of n is θ rounded to one of two neighbours 1/n apart.
     """
-    deviation = math.sqrt(max(float((theta * (1.0 - theta)).sum()), 1e-12))
-    return float((bits - theta).sum()) / deviation
+    up = theta if masks == 1 else (masks * theta).frac()
+    return math.sqrt(max(float((up * (1.0 - up)).sum()), 1e-12)) / masks
 
 
-def check_mask(bits: Tensor, theta: Tensor, bounds: Bounds) -> float:
+def mask_score(bits: Tensor, theta: Tensor, masks: int = 1) -> float:
+    """How many standard deviations the number of set bits is from what θ leads one to expect."""
+    return float((bits - theta).sum()) / chance(theta, masks)
+
+
+def check_mask(bits: Tensor, theta: Tensor, bounds: Bounds, masks: int = 1) -> float:
     """The score of a mask [n] under θ [n]; WireError where no client that learned from θ would send it.
+
+    masks: of how many it is the mean.
 
     Learning moves θ, so a share of the coordinates (`mask_bias`) is allowed on top of chance.
     """
     if not len(bits):
         return 0.0
-    score = mask_score(bits, theta)
-    deviation = math.sqrt(max(float((theta * (1.0 - theta)).sum()), 1e-12))
-    most = bounds.mask_deviations + bounds.mask_bias * len(bits) / deviation
+    score = mask_score(bits, theta, masks)
+    most = bounds.mask_deviations + bounds.mask_bias * len(bits) / chance(theta, masks)
     if abs(score) > most:
         raise WireError(
             f"MASK: {int(bits.sum())} of {len(bits)} bits are set, {float(theta.sum()):.0f} expected: "

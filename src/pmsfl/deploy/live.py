@@ -184,7 +184,7 @@ class LiveRound:
         within(plain, self.bounds.values, "NORMS")
         score = 0.0
         if w.method.uploads == "bits":
-            score = check_mask(values[contributes], sent[contributes], self.bounds)
+            score = check_mask(values[contributes], sent[contributes], self.bounds, w.method.upload_masks)
         else:
             within(values, self.bounds.values, self.wire.shared_kind.name)
         finished = self._finished(i, info, values, contributes, plain)

@@ -149,7 +149,7 @@ def _update(world: World) -> Channel:
         reach = theta_sensitivity(world)
         why = f"Gaussian noise on θ, σ = {r.theta_noise:g} for a sensitivity of {reach:.4g}; add or remove one client"
         return Channel(name, "client", why, lambda s: (Event("gaussian", reach / r.theta_noise, s.uploads),))
-    if r.score_clip > 0.0 and method.uploads == "bits" and method.samples_masks:
+    if r.score_clip > 0.0 and method.shows == "bits" and method.samples_masks:
         why = f"sampled bits of scores that moved by {r.score_clip:g} at most are C²/8-zCDP; add or remove one client"
         return Channel(name, "client", why, lambda s: (Event("zcdp", mask_rho(r.score_clip), s.uploads),))
     if world.noises_gradients:
@@ -168,6 +168,8 @@ def theta_sensitivity(world: World) -> float:
 def _why_no_update(world: World) -> str:
     if world.method.trains != "scores":
         return "weights go up as they are (method=splitfed-dp, dp_calibration=sound)"
+    if world.method.upload_masks > 1:
+        return "means of several masks are rounded probabilities (theta_noise, or upload_masks=1 with score_clip=0.3)"
     if world.method.uploads == "bits" and world.method.samples_masks:
         return "scores may move without limit; score_clip=0.3 bounds what sampled bits tell"
     return "what goes up is not sampled, so a clip alone hides nothing (theta_noise)"

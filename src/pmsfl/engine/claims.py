@@ -22,10 +22,15 @@ def check_claims(recipe: Recipe, method: Method, model: SplitModel) -> None:
             f"score_clip = {recipe.score_clip:g} with upload_draw = 'even': the clip bounds what a mask tells if its "
             "chance is the client's own, and here the other clients' masks tell of it; use upload_draw = 'independent'"
         )
-    if method.upload_masks > 1 and recipe.score_clip > 0.0:
+    if method.upload_masks > 1 and recipe.score_clip > 0.0 and recipe.theta_noise == 0.0:
         raise PmsflError(
             f"score_clip = {recipe.score_clip:g} with upload_masks = {recipe.upload_masks}: the clip bounds what one "
             "mask tells, and the mean of several tells more; use upload_masks = 1"
+        )
+    if recipe.forward_masks > 1 and recipe.entropy_target > 0.0 and method.samples_masks:
+        raise PmsflError(
+            f"entropy_target = {recipe.entropy_target:g} with forward_masks = {recipe.forward_masks}: the entropy of θ "
+            "is steered, and the mean of several masks has another; use forward_masks = 1"
         )
     if recipe.forward_masks > 1 and recipe.mask_per == "round" and method.samples_masks:
         raise PmsflError(

@@ -17,7 +17,13 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
     """What is wrong after a round, by the metric that shows it. line: of metrics.jsonl; older ones lack some keys."""
     found = {}
     entropy, edge, crossed = line.get("mask_entropy"), line.get("at_clip"), line.get("disagree")
-    if entropy is not None and entropy < LOW_ENTROPY:
+    if entropy is not None and recipe.forward_masks >= MANY_MASKS:
+        found["mask_entropy"] = (
+            f"forward passes run under the mean of {recipe.forward_masks} masks: chance only decides between two "
+            f"neighbours 1/{recipe.forward_masks} apart (an entropy of {entropy:.2f} bit) and hides next to nothing; "
+            "forward_masks=1 has masks of bits"
+        )
+    elif entropy is not None and entropy < LOW_ENTROPY:
         layers = line.get("entropy_per_layer") or {}
         worst = min(layers, key=lambda name: layers[name]) if layers else ""
         where = f" (lowest in {worst}: {layers[worst]:.2f})" if worst else ""
@@ -25,12 +31,6 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
         found["mask_entropy"] = (
             f"mask entropy fell to {entropy:.2f} bit{where}; a mask that is always the same hides nothing. Use "
             f"{softer}, a smaller lr_score or a larger clip"
-        )
-    elif entropy is not None and recipe.forward_masks >= MANY_MASKS:
-        found["mask_entropy"] = (
-            f"forward passes run under the mean of {recipe.forward_masks} masks: chance only decides between two "
-            f"neighbours 1/{recipe.forward_masks} apart (an entropy of {entropy:.2f} bit) and hides next to nothing; "
-            "forward_masks=1 has masks of bits"
         )
     if edge is not None and edge > HIGH_CLIP:
         lower = "a smaller damping" if recipe.aggregate == "damped" else "aggregate=damped"

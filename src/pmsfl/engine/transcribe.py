@@ -102,7 +102,7 @@ class RoundTape:
                 "client": client,
                 "depth": tape.depth,
                 "steps": tape.planned,
-                "uploads": self.world.method.uploads,
+                "uploads": self.world.method.shows,
             }
             file = self.folder / f"round-{number:06d}-client-{client:06d}.safetensors"
             write_tensors(file, tape.whole(), {"pmsfl": json.dumps(about)})

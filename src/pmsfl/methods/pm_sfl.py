@@ -28,7 +28,7 @@ class PMSFL(Method):
 
     @property
     def upload_masks(self) -> int:
-        return self.recipe.upload_masks if self.samples_masks else 1
+        return self.recipe.upload_masks if self.samples_masks and self.uploads == "bits" else 1
 
     def initial(self, frozen: Tensor, scores: Tensor, uniform: Tensor) -> Tensor:
         return self._clipped(torch.sigmoid(scores))

@@ -97,11 +97,15 @@ cifar100 = Row(
     _CIFAR,
     CIFAR100,
     "cifar100",
-    note="single masks and controls lie over Kaiming's normal weights, PM-SFL over signs of one size",
+    note="single masks and frozen controls lie over Kaiming's normal weights, learned masks otherwise over signs",
     rates={
-        ("full", SINGLE): SINGLE_CIFAR,
-        ("full", "frozen-mask"): ("frozen=kaiming", "score_spread=3"),
-        ("full", "dense-frozen"): ("frozen=kaiming",),
+        (scale, name): settings
+        for scale in _CIFAR
+        for name, settings in (
+            (SINGLE, SINGLE_CIFAR),
+            ("frozen-mask", ("frozen=kaiming", "score_spread=3")),
+            ("dense-frozen", ("frozen=kaiming",)),
+        )
     },
 )
 cifar100_depths = Row(
@@ -111,8 +115,8 @@ cifar100_depths = Row(
     _CIFAR,
     CIFAR100,
     "cifar100-depths",
-    note="single masks lie over Kaiming's normal weights, PM-SFL over signs of one size",
-    rates={("full", SINGLE): SINGLE_CIFAR_MIXED},
+    note="single masks lie over Kaiming's normal weights, all others over signs of one size",
+    rates={(scale, SINGLE): SINGLE_CIFAR_MIXED for scale in _CIFAR},
 )
 femnist = Row("femnist", "femnist", "FEMNIST by writer, same depths", _WRITERS, FEMNIST, "femnist")
 femnist_depths = Row(
@@ -132,7 +136,7 @@ unipen = Row(
     "femnist",
     _STAND_IN,
     _GRID,
-    {("reduced", "splitfed"): ("lr_client=0.2",), ("reduced", SINGLE): SINGLE_WRITERS},
+    {("reduced", "splitfed"): ("lr_client=0.2",), **{(scale, SINGLE): SINGLE_WRITERS for scale in _UNIPEN}},
 )
 unipen_depths = Row(
     "unipen-depths",
@@ -143,7 +147,10 @@ unipen_depths = Row(
     "femnist-depths",
     _STAND_IN,
     _GRID,
-    {("reduced", "splitfed"): ("lr_client=0.4",), ("reduced", SINGLE): SINGLE_WRITERS_MIXED},
+    {
+        ("reduced", "splitfed"): ("lr_client=0.4",),
+        **{(scale, SINGLE): SINGLE_WRITERS_MIXED for scale in _UNIPEN},
+    },
 )
 mmhar = Row("mmhar", "mmhar", "mmHAR by subject, same depths", _PERSONS, MMHAR, "mmhar", _SIMULATED)
 sonichar = Row("sonichar", "sonichar", "sonicHAR by subject, same depths", _PERSONS, SONICHAR, "sonichar", _SIMULATED)

@@ -167,8 +167,10 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         f"Made by `{command} --scale quick|reduced|half|full`; each scale is a section of its own. Accuracies in "
         "percent are the mean over clients, each on its own tests, after the last round; the global model is tested on "
         "all of them, and says little for Standalone and LG-FedAvg, whose blocks are not shared. ± is the standard "
-        "error over seeds; differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. An "
-        f"empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
+        "error over seeds; differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. "
+        "Mask entropy is that of what a forward pass draws; where it takes the mean of 15 masks, that of the mean's "
+        "rounding to a fifteenth, which is no randomness to speak of. "
+        f"An empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
         "",
     ]
 

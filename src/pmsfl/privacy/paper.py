@@ -54,11 +54,15 @@ def claims(
     smashed: float | None,
     gradient_noise: float,
     theta_noise: float,
+    upload_masks: int = 1,
 ) -> list[Claim]:
     """Theorems 1 to 3 for d = `size` masked coordinates and R = `steps`.
 
-    smashed: the ε of one release, None: no noise.
+    smashed: the ε of one release, None: no noise. upload_masks: how many go up as their mean.
     """
+    holds = f"what does hold for one mask is d·ln((1−c)/c) = {pure_bound(clip, size):.4g}"
+    if upload_masks > 1:  # the means of θ = c and of θ = 1 − c need not have a value in common
+        holds = f"about one mask, not the mean of {upload_masks}, for which no such bound holds"
     log_never = size * math.log10(clip)
     return [
         Claim(
@@ -84,6 +88,6 @@ def claims(
         Claim(
             "Bernoulli amplification: min over α of d/(α−1)·log(2(1−c)^α c^(1−α))",
             sampling_claim(clip, size),
-            f"not a Rényi divergence; what does hold for one mask is d·ln((1−c)/c) = {pure_bound(clip, size):.4g}",
+            f"not a Rényi divergence; {holds}",
         ),
     ]

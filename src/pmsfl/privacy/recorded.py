@@ -148,4 +148,5 @@ def _update(world: World, record: Recording) -> tuple[Update, ...]:
     if "upload.values" not in t or uploads == "nothing":
         return ()
     values = t["upload.values"].to(world.dtype)
-    return (Update(uploads, t["start.shared"], values, t["upload.contributes"], record.steps),)
+    masks = world.method.upload_masks
+    return (Update(uploads, t["start.shared"], values, t["upload.contributes"], record.steps, masks),)

@@ -114,4 +114,4 @@ def one_step(world: World, state: State, client: int, rows: Tensor, weights: Ten
     done, uploads = bottoms.finish(), w.method.shows
     after, contributes = done.values[0], done.contributes[0]
     kind = "weights" if uploads == "nothing" else uploads
-    return Update(kind, shared, torch.where(contributes, after, 0.0), contributes, 1)
+    return Update(kind, shared, torch.where(contributes, after, 0.0), contributes, 1, w.method.upload_masks)

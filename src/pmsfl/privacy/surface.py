@@ -43,6 +43,7 @@ class Surface:
     masks: int = 1  # a forward pass runs under the mean of so many
     window: int = 0  # pixels a side of the windows that the stages sort; 0: none
     vectorised: bool = True
+    frozen: Tensor | None = None  # [P]: what lies under a mask that is not random; None: `weights`
     half: bool = False  # bf16 forward passes, as the clients have them on a GPU
 
     @property
@@ -70,7 +71,8 @@ class Surface:
     @property
     def slope(self) -> Tensor:
         """How the weights change with their mask: [P]."""
-        return self.weights if self.act == "drop" else 2.0 * self.weights
+        under_mask = self.weights if self.frozen is None else self.frozen
+        return under_mask if self.act == "drop" else 2.0 * under_mask
 
     def under(self, mask: Tensor) -> Tensor:
         """The weights under a mask [.., P], which may be relaxed: same shape."""
@@ -142,6 +144,7 @@ def surface_of(world: World, depth: int, trained: Tensor, plain: Tensor) -> Surf
         w.recipe.forward_masks,
         w.recipe.cut_sort,
         w.why_looped is None,
+        None if random or w.method.trains != "scores" else frozen,
         w.half,
     )
 

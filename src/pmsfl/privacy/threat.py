@@ -24,9 +24,11 @@ class Update:
     after: Tensor  # [P]
     contributes: Tensor  # [P] bool: what of `after` was uploaded
     steps: int
+    masks: int = 1  # probabilities: rounded by chance to a mean of so many masks; 1: exact
 
     def __str__(self) -> str:
         what = {"bits": "mask bits", "theta": "probabilities", "weights": "weights"}[self.kind]
+        what += f" (means of {self.masks} masks)" if self.masks > 1 else ""
         return f"{what}, {int(self.contributes.sum())} of {len(self.before)} coordinates, {self.steps} local steps"
 
 

@@ -141,6 +141,10 @@ def entropy_card(f: Facts) -> str:
         bits = [(float(m["round"]), (m.get("entropy_per_layer") or {}).get(name)) for m in f.metrics]
         series.append(Series(name, bits, i + 1))
     about = "1 bit: every entry is a fair coin toss. 0 bit: the mask is always the same and hides nothing."
+    if (masks := f.recipe.forward_masks) > 1:
+        about = (
+            f"Of means of {masks} masks: chance decides between two neighbours 1/{masks} apart, however high this is."
+        )
     chart = line_chart(title, series, ENTROPY, rounds_axis(f.metrics[-1]["round"]))
     return card(title, about, chart, "entropy")
 

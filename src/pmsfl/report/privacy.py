@@ -100,6 +100,7 @@ def paper_claims(world: World) -> list[Claim]:
         smashed=r.dp_epsilon_smashed if sound_smashed(world) else None,
         gradient_noise=r.score_gradient_noise,
         theta_noise=r.theta_noise,
+        upload_masks=world.method.upload_masks,
     )
 
 

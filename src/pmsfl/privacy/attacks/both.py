@@ -13,7 +13,7 @@ from pmsfl.privacy.attacks.joint import LONGER, LR_MASK, WARM_UP, fit_mask
 from pmsfl.privacy.threat import ThreatModel, Transcript
 
 WEIGHT = 0.1  # of the gradient's direction beside the smashed data
-TRUST = 0.5  # of an uploaded bit beside θ: it was drawn from the client's newest θ, once
+TRUST = 0.5  # of an uploaded bit, or mean of a few, beside θ: it was drawn from the client's newest θ, once
 
 
 class SmashedAndUpdate(Attack):
@@ -59,5 +59,5 @@ def _updated(theta: Tensor, view: Transcript) -> Tensor:
     update = view.updates[0]
     if update.kind == "weights":
         return theta
-    trust = TRUST if update.kind == "bits" else 1.0
+    trust = TRUST if update.kind == "bits" or update.masks > 1 else 1.0
     return torch.where(update.contributes, (1.0 - trust) * theta + trust * update.after, theta)
