@@ -22,6 +22,7 @@ COLOURS = {
     "standalone": "#009e73",
     "lg-fedavg": "#8c5fbf",
     "depthfl": "#d3579b",
+    "pm-sfl-single": "#e58a8d",
     "frozen-mask": "#4d4d4d",
     "dense-frozen": "#8a8a8a",
     "threshold-mask": "#b5b5b5",

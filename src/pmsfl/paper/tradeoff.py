@@ -17,7 +17,7 @@ from pmsfl.paper.attacked import AttackPlan
 from pmsfl.paper.outcome import Group, Outcome, Record
 from pmsfl.paper.plan import SCALES, Row, Table, Variant
 from pmsfl.paper.tradeoff_figure import draw_frontiers
-from pmsfl.paper.write import SCALE_WORDS, budget, embed, markdown, method_of, spread, write_csv, write_page
+from pmsfl.paper.write import SCALE_WORDS, embed, markdown, method_of, row_heading, spread, write_csv, write_page
 from pmsfl.presets import PRESETS
 from pmsfl.privacy.attacks import BUDGETS, Budget
 from pmsfl.report.console import human_bytes
@@ -189,7 +189,7 @@ def write(outcome: Outcome) -> list[Path]:
         text += [f"## Scale: {scale}", "", f"{scale.capitalize()} is {SCALE_WORDS[scale]}.", ""]
         text += [_how_hard(ATTACKS[scale]), "", *embed(outcome, made)]
         for row, groups in lines:
-            text += [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *_table(groups), ""]
+            text += [*row_heading(row, groups), *_table(groups), ""]
         drawn += made
     if not outcome.scales():
         text += ["No cell has been run yet.", ""]

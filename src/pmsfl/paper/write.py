@@ -152,8 +152,13 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
                 "" if cost is None else f"{cost.mean:.1f}",
             )
         )
-    remark = [line for text in (row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")]
-    return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remark, *markdown(headers, lines), ""]
+    return [*row_heading(row, groups), *markdown(headers, lines), ""]
+
+
+def row_heading(row: Row, groups: Sequence[Group]) -> list[str]:
+    """A row's name and budget, and what a reader has to know of it."""
+    remarks = [line for text in (row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")]
+    return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remarks]
 
 
 def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
