@@ -58,10 +58,10 @@ _WRITERS = {
         *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
     ),
 }
-# The small network's rate of the scores, and of SplitFed's clients, are each the best of a grid (seed 0;
+# The small network's rate of the scores, and of SplitFed's clients, are each from a small grid (seed 0;
 # benchmarks/records/2026-11-18_several-masks_2-cpu-cores, 2026-11-17_frozen-signs_2-cpu-cores).
 _UNIPEN = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.1")}
-_GRID = "at scale reduced the rates of PM-SFL's scores and of SplitFed's clients are each the best of a grid (seed 0)"
+_GRID = "at scale reduced the rates of PM-SFL's scores and of SplitFed's clients are each from a small grid (seed 0)"
 # Settings of single masks, the paper's, as they were tuned: they want less chance in forward passes.
 SINGLE = "pm-sfl-single"
 _SHARP = ("mask_sharpness=16", "score_spread=3", "lr_score=0.1", "frozen=kaiming")
