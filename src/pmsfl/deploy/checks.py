@@ -38,7 +38,7 @@ def chance(theta: Tensor, masks: int = 1) -> float:
 
     A bit has variance θ(1 − θ); a mean of n is θ rounded to one of two neighbours 1/n apart.
     """
-    up = theta if masks == 1 else (masks * theta).frac()
+    up = (masks * theta).frac()
     return math.sqrt(max(float((up * (1.0 - up)).sum()), 1e-12)) / masks
 
 

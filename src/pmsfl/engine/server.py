@@ -16,7 +16,7 @@ from pmsfl.engine.rows import Clock, ServerRows
 from pmsfl.engine.state import Memory, State, server_optimisers
 from pmsfl.engine.world import World, learning_rate
 from pmsfl.masks.aggregate import merge
-from pmsfl.masks.bernoulli import keep_mask, straight_through
+from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate
 from pmsfl.masks.random import Stream, fold, permutation, uniform
 from pmsfl.models.context import ForwardContext, forward_context
@@ -195,8 +195,7 @@ class Server:
         if how == "expected":
             return method.masked(self.frozen, method.forward_theta(masked[0]))
         if how == "threshold":
-            bits = straight_through(masked[0], masked[0].detach() > 0, self.world.recipe.estimator)  # type: ignore[arg-type]
-            return method.masked(self.frozen, bits)
+            return method.thresholded(masked[0], self.frozen)
         return method.effective(masked, self.frozen, self._uniform(key, masked))[0]
 
     def _uniform(self, key: Tensor, masked: Tensor) -> Tensor:

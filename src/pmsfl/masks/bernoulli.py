@@ -86,7 +86,7 @@ def entropy_bits(theta: Tensor) -> Tensor:
 
 def mean_entropy_bits(theta: Tensor, masks: int) -> Tensor:
     """Entropy of `sample_mean` in bits: chance decides between two neighbouring multiples of 1/masks; same shape."""
-    return entropy_bits(theta if masks == 1 else (masks * theta).frac())
+    return entropy_bits((masks * theta).frac())
 
 
 def share_at_clip(scores: Tensor, clip: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.masks.aggregate import Aggregator, Counts, Rule, merge
-from pmsfl.masks.bernoulli import entropy_bits, sample, under
+from pmsfl.masks.bernoulli import entropy_bits, straight_through, under
 from pmsfl.models.split import Slot
 from pmsfl.privacy.cut import clip_samples
 from pmsfl.privacy.mechanisms import clip_and_noise
@@ -177,10 +177,6 @@ class Method:
         """What masks of forward passes are drawn with, where they are; uploads are drawn with θ. Same shape."""
         return torch.sigmoid(scores)
 
-    def draw(self, theta: Tensor, uniform: Tensor) -> Tensor:
-        """The mask of a forward pass, from the chances of its bits and uniforms of the same shape."""
-        return sample(theta, uniform)
-
     def entropy(self, trained: Tensor) -> Tensor:
         """Of the masks that forward passes draw, in bits; same shape."""
         return entropy_bits(self.forward_theta(trained))
@@ -188,6 +184,11 @@ class Method:
     def masked(self, weights: Tensor, mask: Tensor) -> Tensor:
         """Frozen weights under a mask, or under the chances of its bits; same shape."""
         return under(weights, mask, self.recipe.mask_act)  # type: ignore[arg-type]
+
+    def thresholded(self, scores: Tensor, frozen: Tensor) -> Tensor:
+        """Frozen weights under the mask θ > 0.5, without any chance; differentiable in the scores, same shape."""
+        mask = straight_through(scores, scores.detach() > 0, self.recipe.estimator)  # type: ignore[arg-type]
+        return self.masked(frozen, mask)
 
     def evaluation_weights(self, trained: Tensor, frozen: Tensor, uniform: Tensor, mode: str) -> Tensor:
         """The weights to evaluate with. mode: sampled, expected or threshold, where masks are learned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pmsfl.masks.bernoulli import sample, straight_through
+from pmsfl.masks.bernoulli import sample
 from pmsfl.methods.base import Method
 from pmsfl.methods.pm_sfl import PMSFL
 
@@ -47,8 +47,7 @@ class ThresholdMask(PMSFL):
     personalises = False
 
     def effective(self, trained: Tensor, frozen: Tensor, uniform: Tensor | None) -> Tensor:
-        mask = straight_through(trained, trained.detach() > 0, self.recipe.estimator)  # type: ignore[arg-type]
-        return self.masked(frozen, mask)
+        return self.thresholded(trained, frozen)
 
     def upload(self, trained: Tensor, uniform: Tensor | None) -> Tensor:
         return (trained > 0).to(trained.dtype)

@@ -42,6 +42,7 @@ class PMSFL(Method):
         return self.masked(frozen, straight_through(trained, mask, self.recipe.estimator))  # type: ignore[arg-type]
 
     def draw(self, theta: Tensor, uniform: Tensor) -> Tensor:
+        """The mask of a forward pass, from the chances of its bits and uniforms of the same shape."""
         masks = self.recipe.forward_masks
         return sample(theta, uniform) if masks == 1 else sample_mean(theta, uniform, masks)
 

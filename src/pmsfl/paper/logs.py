@@ -43,8 +43,12 @@ def identity(recipe: Recipe) -> Recipe:
     """The recipe without what tells seeds and machines apart: equal for cells that differ by their seed only."""
     method = make_method(recipe)
     of_scores = method.trains == "scores"
-    unread = (*OF_MACHINES, *(() if of_scores else OF_SCORES), *(() if method.personalises else OF_PERSONAL_MASKS))
-    unread = (*unread, *(() if method.masks else OF_FIRST_SCORES))
+    unread = (
+        *OF_MACHINES,
+        *(() if of_scores else OF_SCORES),
+        *(() if method.masks else OF_FIRST_SCORES),
+        *(() if method.personalises else OF_PERSONAL_MASKS),
+    )
     defaults = {f.name: f.default for f in fields(Recipe) if f.name in unread}
     defaults["frozen"] = kind_of_weights(recipe.frozen, method.trains)
     if not of_scores:

@@ -62,12 +62,13 @@ _WRITERS = {
 # benchmarks/records/2026-11-18_several-masks_2-cpu-cores, 2026-11-17_frozen-signs_2-cpu-cores).
 _UNIPEN = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.1")}
 _GRID = "at scale reduced the rates of PM-SFL's scores and of SplitFed's clients are each from a small grid (seed 0)"
-# Settings of single masks, the paper's, as they were tuned: they want less chance in forward passes.
+# Single masks, the paper's, and their settings as they were tuned: they want less chance in forward passes.
 SINGLE = "pm-sfl-single"
-_SHARP = ("mask_sharpness=16", "score_spread=3", "lr_score=0.1", "frozen=kaiming")
+ONE_MASK = ("mask_act=drop", "forward_masks=1", "upload_masks=1")
+SHARP = ("mask_sharpness=16", "score_spread=3", "lr_score=0.1")
 _NEVER_AT_REST = ("aggregate=sampled", "score_schedule=constant")
-SINGLE_CIFAR = (*_SHARP, *_NEVER_AT_REST)
-SINGLE_CIFAR_MIXED = _SHARP
+SINGLE_CIFAR_MIXED = (*SHARP, "frozen=kaiming")
+SINGLE_CIFAR = (*SINGLE_CIFAR_MIXED, *_NEVER_AT_REST)
 SINGLE_WRITERS = ("mask_sharpness=4", "lr_score=0.1", "frozen=kaiming", *_NEVER_AT_REST)
 SINGLE_WRITERS_MIXED = ("mask_sharpness=4", "lr_score=0.3")
 _PERSONS = {
@@ -174,8 +175,8 @@ def with_client_statistics(row: Row, personal: float) -> Row:
 
 def with_single_masks(row: Row, settings: tuple[str, ...]) -> Row:
     """The row at scale reduced with the paper's masks everywhere, as they were tuned."""
-    changes = ("mask_act=drop", "forward_masks=1", "upload_masks=1", *settings)
-    scales = {s: (*kept, *(changes if s == "reduced" else ())) for s, kept in row.scales.items()}
+    changes = {"reduced": (*ONE_MASK, *settings)}
+    scales = {s: (*kept, *changes.get(s, ())) for s, kept in row.scales.items()}
     return replace(row, scales=scales, note="at scale reduced all masks are single ones that drop weights", rates={})
 
 

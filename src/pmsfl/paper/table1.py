@@ -33,9 +33,7 @@ splitfed_pm = _method("splitfed-pm", "SplitFed-PM")
 lg_fedavg = _method("lg-fedavg", "LG-FedAvg")
 depthfl = _method("depthfl", "DepthFL")
 pm_sfl = _method("pm-sfl", "PM-SFL")
-single_masks = Variant(
-    rows.SINGLE, "PM-SFL, single masks", ("method=pm-sfl", "mask_act=drop", "forward_masks=1", "upload_masks=1")
-)
+single_masks = Variant(rows.SINGLE, "PM-SFL, single masks", ("method=pm-sfl", *rows.ONE_MASK))
 pm_sfl_paper = Variant("pm-sfl@paper", "PM-SFL, preset paper", ("method=pm-sfl", "preset=paper"))
 uncompensated = Variant("pm-sfl-uncompensated", "PM-SFL, no compensation", ("method=pm-sfl", "compensation=false"))
 CONTROLS = (

@@ -64,11 +64,10 @@ demo = replace(rows.demo, scales={"quick": _DEMO})
 _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
 # The paper's masks, single ones that drop weights, at every point of this row; where no preset says otherwise they lie
 # over Kaiming's weights and never come to rest.
-_SINGLE = ("mask_act=drop", "forward_masks=1", "upload_masks=1", "mask_sharpness=16", "score_spread=3", "lr_score=0.1")
 _PLAIN = ("pm-sfl", "threshold-mask", "pm-sfl+narrow", milder.name, deeper.name)
 cifar100 = replace(
     rows.cifar100,
-    scales={"reduced": (*_REDUCED["reduced"], *_SINGLE)},
+    scales={"reduced": (*_REDUCED["reduced"], *rows.ONE_MASK, *rows.SHARP)},
     note="all masks are single ones that drop weights, as in the paper",
     rates={("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
 )
