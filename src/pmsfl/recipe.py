@@ -231,7 +231,7 @@ class Recipe:
     mask_per: str = knob("batch", "a fresh mask per mini-batch or per round", "masks", choices=("batch", "round"))
     aggregate: str = knob(
         "damped",
-        "how uploads are merged; settled: masks are sampled until the last quarter, then damped more and more",
+        "how uploads are merged; settled: masks are sampled until rest_from, then damped more and more",
         "masks",
         choices=("sampled", "damped", "beta", "settled"),
     )
@@ -303,8 +303,13 @@ class Recipe:
     )
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
-    score_schedule: str = knob(
-        "constant", "of lr_score; late: down in the last quarter", "optimisers", choices=SCHEDULES
+    score_schedule: str = knob("constant", "of lr_score; late: down from rest_from on", "optimisers", choices=SCHEDULES)
+    rest_from: float = knob(
+        0.75,
+        "share of the rounds after which masks come to rest, with score_schedule = 'late' or aggregate = 'settled'",
+        "optimisers",
+        low=0.0,
+        high=0.99,
     )
     client_optimiser: str = knob("sgd", "for a client's weights and norms", "optimisers", choices=("sgd", "adam"))
     lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)

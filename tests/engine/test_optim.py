@@ -74,8 +74,13 @@ def test_the_schedule_is_half_a_cosine() -> None:
 
 
 def test_a_late_schedule_falls_in_the_last_quarter() -> None:
-    rates = [learning_rate(0.2, "late", t, 100) for t in range(100)]
+    rates = [learning_rate(0.2, "late", t, 100, 0.75) for t in range(100)]
     assert rates[:76] == [0.2] * 76
     assert rates[76] < 0.2
     assert rates == sorted(rates, reverse=True)
     assert rates[75:] == [pytest.approx(learning_rate(0.2, "cosine", t, 25)) for t in range(25)]
+
+
+def test_a_late_schedule_from_the_first_round_on_is_half_a_cosine() -> None:
+    late = [learning_rate(0.2, "late", t, 10, rest_from=0.0) for t in range(10)]
+    assert late == [learning_rate(0.2, "cosine", t, 10) for t in range(10)]

@@ -314,9 +314,9 @@ def test_clients_weigh_equally_or_by_their_samples() -> None:
         assert server._weights().tolist() == wanted
 
 
-@pytest.mark.parametrize(("round_", "takes"), [(5, 1.0), (6, 1.0), (7, 0.5)])
-def test_settled_masks_take_less_of_a_round_in_the_last_quarter(round_: int, takes: float) -> None:
-    worlds = [tiny_world(aggregate=a, rounds=8, personal_ratio=0.0) for a in ("sampled", "settled")]
+@pytest.mark.parametrize(("rest", "round_", "takes"), [(0.75, 5, 1.0), (0.75, 6, 1.0), (0.75, 7, 0.5), (0.5, 6, 0.5)])
+def test_settled_masks_take_less_of_a_round_when_they_come_to_rest(rest: float, round_: int, takes: float) -> None:
+    worlds = [tiny_world(aggregate=a, rounds=8, personal_ratio=0.0, rest_from=rest) for a in ("sampled", "settled")]
     before = replace(State.initial(worlds[0]), round=round_)
     sampled, settled = (play(w, rounds=1, state=before)[0] for w in worlds)
     p = Server(worlds[0], before, worlds[0].plan(round_), worlds[0].clock(round_)).p

@@ -50,7 +50,6 @@ CODECS = {
 }
 THETA_CODECS = {"u16": Codec.UNIT16, "u8": Codec.UNIT8, "entropy": Codec.CODED_UNIT}
 MASK_CODECS = {"packed": Codec.PACKED_BITS, "entropy": Codec.CODED_BITS}
-LATE = 0.75  # share of the rounds before a late schedule begins to fall
 
 
 class World:
@@ -273,7 +272,7 @@ class World:
         """The beginning of a round."""
         r = self.recipe
         plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.rounds)
-        scores = learning_rate(r.lr_score, r.score_schedule, round_, r.rounds)
+        scores = learning_rate(r.lr_score, r.score_schedule, round_, r.rounds, r.rest_from)
         server = learning_rate(r.lr_server, r.lr_schedule, round_, r.rounds)
         rates = (
             scores if self.method.trains == "scores" else plain,
@@ -416,13 +415,14 @@ def kind_of_weights(frozen: str, trains: Trains) -> str:
     return "kaiming" if frozen == "signed-masks" and trains == "weights" else frozen
 
 
-def learning_rate(base: float, schedule: str, round_: int, rounds: int) -> float:
-    """The rate of a round: constant; half a cosine from `base` to almost nothing; or that in the last quarter alone."""
+def learning_rate(base: float, schedule: str, round_: int, rounds: int, rest_from: float = 0.0) -> float:
+    """The rate of a round: constant; half a cosine from `base` to almost nothing; or, late, that behind the share
+    `rest_from` of the rounds alone."""
     if schedule == "constant":
         return base
     share = round_ / rounds
     if schedule == "late":
-        share = max(0.0, (share - LATE) / (1.0 - LATE))
+        share = max(0.0, (share - rest_from) / (1.0 - rest_from))
     return base * 0.5 * (1.0 + math.cos(math.pi * share))
 
 

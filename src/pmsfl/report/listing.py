@@ -195,5 +195,5 @@ def aggregation(recipe: Recipe) -> str:
     if recipe.aggregate == "beta":
         return f"beta, prior {recipe.beta_prior:g}, reset every {recipe.beta_reset} round(s); no damping"
     if recipe.aggregate == "settled":
-        return "settled: sampled, and in the last quarter damped more and more"
+        return f"settled: sampled, and from {recipe.rest_from:.0%} of the rounds on damped more and more"
     return f"{recipe.aggregate}; no damping"
