@@ -306,7 +306,7 @@ class Recipe:
     score_schedule: str = knob("constant", "of lr_score; late: down from rest_from on", "optimisers", choices=SCHEDULES)
     rest_from: float = knob(
         0.75,
-        "share of the rounds after which masks come to rest, with score_schedule = 'late' or aggregate = 'settled'",
+        "share of the rounds after which a late schedule begins to fall, and settled masks to rest",
         "optimisers",
         low=0.0,
         high=0.99,

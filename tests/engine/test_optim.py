@@ -65,12 +65,12 @@ def test_a_zero_gradient_under_adam_moves_nothing() -> None:
 
 
 def test_the_schedule_is_half_a_cosine() -> None:
-    rates = [learning_rate(0.2, "cosine", t, 10) for t in range(10)]
+    rates = [learning_rate(0.2, "cosine", t, 10, 0.75) for t in range(10)]
     assert rates[0] == 0.2
     assert rates == sorted(rates, reverse=True)
     assert rates[5] == pytest.approx(0.1)
     assert rates[9] == pytest.approx(0.1 * (1 + math.cos(0.9 * math.pi)))
-    assert learning_rate(0.2, "constant", 7, 10) == 0.2
+    assert learning_rate(0.2, "constant", 7, 10, 0.75) == 0.2
 
 
 def test_a_late_schedule_falls_in_the_last_quarter() -> None:
@@ -78,9 +78,9 @@ def test_a_late_schedule_falls_in_the_last_quarter() -> None:
     assert rates[:76] == [0.2] * 76
     assert rates[76] < 0.2
     assert rates == sorted(rates, reverse=True)
-    assert rates[75:] == [pytest.approx(learning_rate(0.2, "cosine", t, 25)) for t in range(25)]
+    assert rates[75:] == [pytest.approx(learning_rate(0.2, "cosine", t, 25, 0.75)) for t in range(25)]
 
 
 def test_a_late_schedule_from_the_first_round_on_is_half_a_cosine() -> None:
     late = [learning_rate(0.2, "late", t, 10, rest_from=0.0) for t in range(10)]
-    assert late == [learning_rate(0.2, "cosine", t, 10) for t in range(10)]
+    assert late == [learning_rate(0.2, "cosine", t, 10, 0.75) for t in range(10)]

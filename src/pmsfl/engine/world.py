@@ -271,9 +271,9 @@ class World:
     def clock(self, round_: int) -> Clock:
         """The beginning of a round."""
         r = self.recipe
-        plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.rounds)
+        plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.rounds, r.rest_from)
         scores = learning_rate(r.lr_score, r.score_schedule, round_, r.rounds, r.rest_from)
-        server = learning_rate(r.lr_server, r.lr_schedule, round_, r.rounds)
+        server = learning_rate(r.lr_server, r.lr_schedule, round_, r.rounds, r.rest_from)
         rates = (
             scores if self.method.trains == "scores" else plain,
             plain,
@@ -415,7 +415,7 @@ def kind_of_weights(frozen: str, trains: Trains) -> str:
     return "kaiming" if frozen == "signed-masks" and trains == "weights" else frozen
 
 
-def learning_rate(base: float, schedule: str, round_: int, rounds: int, rest_from: float = 0.0) -> float:
+def learning_rate(base: float, schedule: str, round_: int, rounds: int, rest_from: float) -> float:
     """The rate of a round: constant; half a cosine from `base` to almost nothing; or, late, that behind the share
     `rest_from` of the rounds alone."""
     if schedule == "constant":
