@@ -7,7 +7,7 @@ from typing import Any
 PAPER_RATIO = 0.5  # the paper's personal ratio, in rows by writer and by person
 FOR_MAPS = ("cut_pool",)  # keys of `private` that sequences have no use for
 # `private` for ResNet-18 cut at one depth: deeper for 1.15 times the work, and only 2 × 2 places of an image cross.
-# Measured on CIFAR-100 (docs/cut.md): 0.39 to the whole suite, where `private`'s other numbers leave a decoder 0.76.
+# Measured on CIFAR-100 (docs/cut.md): 0.36 to a decoder, where `private`'s other numbers leave it 0.76.
 # A deep bottom needs masks that can do what weights can: means of 15 that flip signs, at rest in the end, have 63.1 %
 # after 300 rounds, where single ones that drop weights have 53.6.
 PRIVATE_RESNET: dict[str, Any] = {
