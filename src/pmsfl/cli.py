@@ -190,11 +190,12 @@ def attack(
         ),
     ] = "same-view",
     budget: Annotated[str, Arg("How hard to try.", choices=("quick", "full"))] = "quick",
+    skip_reference: Annotated[bool, Arg("Do not attack the bottom without its mask as well: half the time.")] = False,
     device: Annotated[str, DEVICE] = "auto",
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Reconstruct a run's images as a curious server could: the suite's maximum, the floor, the unmasked value."""
-    attacking.attack(path, attacks, images, observations, budget, device, as_json)
+    attacking.attack(path, attacks, images, observations, budget, not skip_reference, device, as_json)
 
 
 def bench_step(

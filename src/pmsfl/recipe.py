@@ -303,6 +303,13 @@ class Recipe:
     )
     # --- optimisers
     lr_score: float = knob(0.1, "learning rate of scores (Adam)", "optimisers", low=0.0)
+    score_decay: float = knob(
+        0.0,
+        "a step takes lr_score times so much of a score away, as AdamW has it: θ leans towards 0.5",
+        "optimisers",
+        low=0.0,
+        high=10.0,
+    )
     score_schedule: str = knob("constant", "of lr_score; late: down from rest_from on", "optimisers", choices=SCHEDULES)
     rest_from: float = knob(
         0.75,
@@ -322,7 +329,7 @@ class Recipe:
     server_optimiser: str = knob("sgd", "for the top", "optimisers", choices=("sgd", "adam"))
     lr_server: float = knob(0.1, "learning rate of the top", "optimisers", low=0.0)
     momentum: float = knob(0.9, "of sgd, on both sides", "optimisers", low=0.0, high=0.999)
-    weight_decay: float = knob(5e-4, "of weights and norms; scores never have any", "optimisers", low=0.0)
+    weight_decay: float = knob(5e-4, "of weights and norms; scores have score_decay", "optimisers", low=0.0)
     lr_schedule: str = knob("cosine", "of lr_client and lr_server over the rounds", "optimisers", choices=SCHEDULES)
     label_smoothing: float = knob(
         0.0,

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sharp": {"mask_sharpness": 8.0},
     "sharp-mixed": {"mask_sharpness": 4.0, "depths": MIXED, "mask_per": "round", "top_mask": "expected"},
     "several-masks": {"forward_masks": 15, "upload_masks": 15, "mask_act": "flip", "personal_ratio": 0.3},
+    "shrinking-scores": {"score_decay": 0.5, "depths": MIXED},
     "several-masks-mixed": {"forward_masks": 3, "upload_masks": 6, "upload_draw": "even", "depths": MIXED},
     "flipped": {"mask_act": "flip", "mask_per": "round", "depths": MIXED, "top_mask": "expected"},
     "flipped-threshold": {"mask_act": "flip", "method": "threshold-mask", "upload_masks": 3},

@@ -45,6 +45,19 @@ def test_rows_move_as_torch_optim_moves_them_until_they_leave(kind: str, momentu
         torch.testing.assert_close(rows[i], p.data, rtol=0, atol=1e-12)
 
 
+def test_shrinkage_is_that_of_adamw() -> None:
+    start = normal(KEY, 5)
+    rows, p = start.clone().unsqueeze(0), torch.nn.Parameter(start.clone())
+    ours, theirs = RowOptimiser.fresh("adam", rows, shrinkage=0.3), torch.optim.AdamW([p], 0.05, weight_decay=0.3)
+    for step in range(4):
+        rate = 0.05 / (step + 1)
+        ours.step(rows, gradient(step, 0, 5).unsqueeze(0), rate)
+        theirs.param_groups[0]["lr"] = rate
+        p.grad = gradient(step, 0, 5)
+        theirs.step()
+    torch.testing.assert_close(rows[0], p.data, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_a_state_put_back_goes_on_where_it_was(kind: str) -> None:
     rows = normal(KEY, 8).reshape(2, 4)

@@ -16,6 +16,7 @@ from pmsfl.errors import PmsflError
 from pmsfl.privacy.attacks import ATTACKS, Attack, Budget, chosen_attacks, decoder
 from pmsfl.privacy.attacks.analytic import Dense, dense_chain, recover
 from pmsfl.privacy.attacks.decoder import Decoder
+from pmsfl.privacy.attacks.gradient import uploaded_gradient
 from pmsfl.privacy.cases import Case
 from pmsfl.privacy.metrics import ssim
 from pmsfl.privacy.same_view import same_view
@@ -170,6 +171,14 @@ def test_smashed_data_and_upload_are_used_together() -> None:
     for method in ("pm-sfl", "splitfed-pm"):
         verdict = attacked(case_of(method=method), "guessed-mask,smashed-and-update")
         assert score(verdict, "smashed-and-update") > score(verdict, "guessed-mask") + 0.1
+
+
+def test_an_attacker_knows_what_shrinking_scores_took_away() -> None:
+    seen = []
+    for decay in (0.0, 2.0):
+        case = case_of(method="splitfed-pm", score_decay=decay, lr_score=0.01)
+        seen.append(uploaded_gradient(case.view.updates[0], case.threat))
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-3, atol=1e-5)
 
 
 def chain_gradients(seed: int, single: bool) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:

@@ -70,6 +70,16 @@ def test_the_table_has_the_maximum_first(pmsfl: Pmsfl, finished: Path, capsys: p
     assert "picture:" in out
 
 
+def test_the_reference_without_a_mask_can_be_left_out(
+    pmsfl: Pmsfl, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pmsfl("attack", finished, "--attacks", "inversion", "--images", 4, "--skip-reference", "--json") == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["unmasked"] is None
+    assert result["unmasked_attacks"] == {}
+    assert "inversion" in result["attacks"]
+
+
 def test_the_picture_is_a_png_of_all_rows(finished: Path, pmsfl: Pmsfl) -> None:
     assert pmsfl("attack", finished, "--attacks", "inversion", "--images", 4) == 0
     data = (finished / "attacks.png").read_bytes()

@@ -125,7 +125,7 @@ class Bottoms:
         trained = torch.zeros(clients, w.masked_size(self.depth), dtype=w.dtype, device=w.device)
         plain = torch.zeros(clients, len(self.view.index), dtype=w.dtype, device=w.device)
         if w.method.trains == "scores":
-            masked = RowOptimiser.fresh("adam", trained)
+            masked = RowOptimiser.fresh("adam", trained, shrinkage=r.score_decay)
         else:
             masked = RowOptimiser.fresh(r.client_optimiser, trained, r.momentum, r.weight_decay)
         others = RowOptimiser.fresh(r.client_optimiser, plain, r.momentum, r.weight_decay)

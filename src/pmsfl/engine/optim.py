@@ -23,14 +23,17 @@ class RowOptimiser:
     second: Tensor  # Adam's second moment; empty for SGD
     steps: Tensor  # [K, 1]
     momentum: float = 0.9
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # as a part of the gradient
+    shrinkage: float = 0.0  # beside the gradient (AdamW's): what Adam divides by would undo a part of it
 
     @staticmethod
-    def fresh(kind: str, like: Tensor, momentum: float = 0.9, weight_decay: float = 0.0) -> RowOptimiser:
+    def fresh(
+        kind: str, like: Tensor, momentum: float = 0.9, weight_decay: float = 0.0, shrinkage: float = 0.0
+    ) -> RowOptimiser:
         """A state of zeros for parameters `like` [K, n]."""
         second = torch.zeros_like(like) if kind == "adam" else like.new_zeros(like.shape[0], 0)
         steps = like.new_zeros(like.shape[0], 1)
-        return RowOptimiser(kind, torch.zeros_like(like), second, steps, momentum, weight_decay)
+        return RowOptimiser(kind, torch.zeros_like(like), second, steps, momentum, weight_decay, shrinkage)
 
     def step(self, parameters: Tensor, gradient: Tensor, lr: float | Tensor) -> None:
         """Move `parameters` [K, n] in place; gradient [K, n]."""
@@ -38,6 +41,8 @@ class RowOptimiser:
         gradient = gradient.to(p.dtype)
         if self.weight_decay:
             gradient = gradient + self.weight_decay * p
+        if self.shrinkage:
+            p.mul_(1.0 - lr * self.shrinkage)
         if self.kind == "sgd":
             first.mul_(self.momentum).add_(gradient)
             p.sub_(lr * first)

@@ -64,13 +64,13 @@ class State:
 def server_optimisers(world: World) -> tuple[RowOptimiser, RowOptimiser]:
     """Fresh optimisers of the server's blocks and of its plain parameters.
 
-    Scores on the server are trained like a client's: Adam, no weight decay.
+    Scores on the server are trained like a client's.
     """
     r = world.recipe
     masked = world.frozen[world.masked_size(world.cut) :].unsqueeze(0)
     plain = world.initial_plain[world.plain_size(world.cut) : world.server_plain_end].unsqueeze(0)
     if world.server_masks():
-        first = RowOptimiser.fresh("adam", masked)
+        first = RowOptimiser.fresh("adam", masked, shrinkage=r.score_decay)
     else:
         first = RowOptimiser.fresh(r.server_optimiser, masked, r.momentum, r.weight_decay)
     return first, RowOptimiser.fresh(r.server_optimiser, plain, r.momentum, r.weight_decay)

@@ -29,7 +29,7 @@ from pmsfl.rundir import RunDirectory, write_whole
 DIGITS = 6
 # Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
 OF_SCORES = (
-    *("lr_score", "score_schedule", "estimator", "entropy_target", "entropy_rate"),
+    *("lr_score", "score_schedule", "score_decay", "estimator", "entropy_target", "entropy_rate"),
     *("mask_sharpness", "mask_per", "mask_act", "forward_masks", "upload_masks", "upload_draw", "eval_mask"),
 )
 OF_FIRST_SCORES = ("score_spread",)  # weights are not drawn with them, masks that are never learned are

@@ -58,6 +58,13 @@ _WRITERS = {
         *("clients=20", "cohort=5", "epochs=2", "batch=16", "max_samples=100"),
     ),
 }
+# All 190 writers, a tenth of them in a round, with the small network.
+_EVERY_WRITER = {
+    "reduced": (
+        *("rounds=100", "eval_every=50", "eval_masks=1", "model=small-cnn", "epochs=2"),
+        *("max_samples=300", "test_fraction=0.2"),
+    ),
+}
 # The small network's rate of the scores, and of SplitFed's clients, are each from a small grid (seed 0;
 # benchmarks/records/2026-11-18_several-masks_2-cpu-cores, 2026-11-17_frozen-signs_2-cpu-cores).
 _UNIPEN = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.1")}
@@ -153,6 +160,18 @@ unipen_depths = Row(
         **{(scale, SINGLE): SINGLE_WRITERS_MIXED for scale in _UNIPEN},
     },
 )
+unipen_every = replace(
+    unipen,
+    name="unipen-190",
+    label="UNIPEN-62, all 190 writers, same depths",
+    scales={s: (*changes, "lr_score=0.03") for s, changes in _EVERY_WRITER.items()},
+)
+unipen_every_depths = replace(
+    unipen_depths,
+    name="unipen-190-depths",
+    label="UNIPEN-62, all 190 writers, depths 1:1:1:1",
+    scales={s: (*changes, "lr_score=0.1") for s, changes in _EVERY_WRITER.items()},
+)
 mmhar = Row("mmhar", "mmhar", "mmHAR by subject, same depths", _PERSONS, MMHAR, "mmhar", _SIMULATED)
 sonichar = Row("sonichar", "sonichar", "sonicHAR by subject, same depths", _PERSONS, SONICHAR, "sonichar", _SIMULATED)
 radar = Row("radar", "radar", "UWB radar by person (real), same depths", _PERSONS, RADAR)
@@ -187,3 +206,5 @@ demo_own = with_client_statistics(demo, SHALLOW)
 femnist_own, unipen_own = with_client_statistics(femnist, SHALLOW), with_client_statistics(unipen, SHALLOW)
 femnist_depths_own = with_client_statistics(femnist_depths, DEEP)
 unipen_depths_own = with_client_statistics(unipen_depths, DEEP)
+unipen_every_own = with_client_statistics(unipen_every, SHALLOW)
+unipen_every_depths_own = with_client_statistics(unipen_every_depths, DEEP)

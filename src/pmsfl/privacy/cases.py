@@ -64,7 +64,7 @@ def local_step(world: World, round_: int) -> LocalStep:
     r = world.recipe
     rate = float(world.clock(min(round_, r.rounds - 1)).lr_masked)
     if world.method.trains == "scores":
-        return LocalStep("adam", rate, 0.0, r.estimator)
+        return LocalStep("adam", rate, 0.0, r.estimator, r.score_decay)
     return LocalStep(r.client_optimiser, rate, r.weight_decay, r.estimator)
 
 

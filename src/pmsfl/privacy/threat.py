@@ -78,6 +78,7 @@ class LocalStep:
     lr: float
     weight_decay: float
     estimator: str  # of scores
+    shrinkage: float = 0.0  # what of a score a step takes away, in units of lr
 
 
 @dataclass(frozen=True)

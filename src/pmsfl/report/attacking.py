@@ -19,8 +19,13 @@ from pmsfl.run import Run
 SHOWN = 12  # images in a row of the picture
 
 
-def attack(path: Path, names: str, images: int, observations: str, budget: str, device: str, as_json: bool) -> None:
-    """Run the suite on a finished run, print its table, write attacks.json and attacks.png."""
+def attack(
+    path: Path, names: str, images: int, observations: str, budget: str, compare: bool, device: str, as_json: bool
+) -> None:
+    """Run the suite on a finished run, print its table, write attacks.json and attacks.png.
+
+    compare: on the bottom without its mask, too.
+    """
     if images < 1:
         raise PmsflError(f"--images {images}: take at least 1")
     chosen = chosen_attacks(names)
@@ -30,7 +35,7 @@ def attack(path: Path, names: str, images: int, observations: str, budget: str, 
         note(line)
     if not as_json:
         say(f"{case.view}\n{case.threat}\n")
-    verdict = run_suite(case, chosen, BUDGETS[budget], lambda line: say(f"... {line}", sys.stderr))
+    verdict = run_suite(case, chosen, BUDGETS[budget], lambda line: say(f"... {line}", sys.stderr), compare)
     picture, order = _draw(run, case, verdict)
     result = {
         "run": str(path),

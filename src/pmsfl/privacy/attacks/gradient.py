@@ -17,11 +17,13 @@ CLIP = 1e-4  # keeps logits of uploaded probabilities finite
 
 def uploaded_gradient(update: Update, threat: ThreatModel) -> Tensor:
     """The gradient behind an upload [P]: itself after one SGD step, else its direction."""
-    if update.kind == "theta" and update.masks > 1:  # a mean of 0 or 1 has no logit worth having
-        slope = (update.before * (1.0 - update.before)).clamp_min(CLIP)
-        return (update.before - update.after) / slope
     if update.kind == "theta":
-        return to_scores(update.before, CLIP) - to_scores(update.after, CLIP)
+        scores = to_scores(update.before, CLIP)
+        shrunk = threat.step.lr * update.steps * threat.step.shrinkage * scores
+        if update.masks == 1:
+            return scores - to_scores(update.after, CLIP) - shrunk
+        slope = (update.before * (1.0 - update.before)).clamp_min(CLIP)  # a mean of 0 or 1 has no logit worth having
+        return (update.before - update.after) / slope - shrunk
     change = (update.before - update.after) / (threat.step.lr * update.steps)
     return change - threat.step.weight_decay * update.before if threat.step.optimiser == "sgd" else change
 
