@@ -40,6 +40,7 @@ PLAIN_STEP = {
     "guard": 0.0,
     "no_peek": 0.0,
     "dp_smashed": "off",
+    "score_decay": 0.0,
     "score_gradient_noise": 0.0,
     "cut_codec": "native",
     "gradient_codec": "same",
