@@ -164,7 +164,13 @@ unipen_every = replace(
     unipen,
     name="unipen-190",
     label="UNIPEN-62, all 190 writers, same depths",
-    scales={s: (*changes, "lr_score=0.03") for s, changes in _EVERY_WRITER.items()},
+    scales={s: (*changes, "lr_score=0.1") for s, changes in _EVERY_WRITER.items()},
+    # A writer takes part ten times in all, so that the personal set has to grow faster than in ten times.
+    rates={
+        ("reduced", "splitfed"): ("lr_client=0.2",),
+        ("reduced", "lg-fedavg"): ("lr_score=0.03",),
+        ("reduced", "pm-sfl"): ("growth_steps=4",),
+    },
 )
 unipen_every_depths = replace(
     unipen_depths,
