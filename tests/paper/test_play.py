@@ -170,6 +170,7 @@ NOT_PERSONAL: dict[str, Any] = {
     "personal_ratio": 0.9,
     "agreement": 0.0,
     "growth": "one-shot",
+    "growth_steps": 3,
     "personal_order": "random",
 }
 
@@ -190,6 +191,7 @@ def test_knobs_that_only_scores_read_change_nothing_else(method: str, depths: st
     other = base.replace(
         lr_score=0.7,
         score_schedule="cosine",
+        score_decay=0.2,
         estimator="paper",
         entropy_target=0.9,
         entropy_rate=0.5,

@@ -33,7 +33,7 @@ OF_SCORES = (
     *("mask_sharpness", "mask_per", "mask_act", "forward_masks", "upload_masks", "upload_draw", "eval_mask"),
 )
 OF_FIRST_SCORES = ("score_spread",)  # weights are not drawn with them, masks that are never learned are
-OF_PERSONAL_MASKS = ("personal_ratio", "agreement", "growth", "personal_order")  # PM-SFL alone has them
+OF_PERSONAL_MASKS = ("personal_ratio", "agreement", "growth", "growth_steps", "personal_order")  # PM-SFL alone has them
 
 # How a machine goes about it: none of these changes what is computed by more than rounding.
 OF_MACHINES = ("capture", "checkpoint_every", "keep_checkpoints")

@@ -53,7 +53,7 @@ LINES = (
     (rows.femnist, PERSONAL),
     (rows.unipen, PERSONAL),
     (_not_quick(rows.unipen_own), (*PERSONAL[:6], single_masks, *PERSONAL[6:])),
-    (rows.unipen_every_own, (splitfed, lg_fedavg, pm_sfl)),
+    (rows.unipen_every_own, PERSONAL),
     (rows.mmhar, PERSONAL),
     (rows.sonichar, PERSONAL),
     (rows.radar, PERSONAL),
@@ -61,7 +61,7 @@ LINES = (
     (rows.femnist_depths, MIXED),
     (rows.unipen_depths, MIXED),
     (_not_quick(rows.unipen_depths_own), (*MIXED[:6], single_masks, *MIXED[6:], lg_fedavg)),
-    (rows.unipen_every_depths_own, (splitfed, depthfl, pm_sfl)),
+    (rows.unipen_every_depths_own, MIXED),
 )
 SHORT = {
     "standalone": "Standalone",
