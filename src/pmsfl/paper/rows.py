@@ -167,7 +167,7 @@ unipen_every = replace(
     scales={s: (*changes, "lr_score=0.1") for s, changes in _EVERY_WRITER.items()},
     # A writer takes part ten times in all, so that the personal set has to grow faster than in ten times.
     rates={
-        ("reduced", "splitfed"): ("lr_client=0.2",),
+        **unipen.rates,
         ("reduced", "lg-fedavg"): ("lr_score=0.03",),
         ("reduced", "pm-sfl"): ("growth_steps=4",),
     },
