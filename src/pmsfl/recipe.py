@@ -165,7 +165,13 @@ class Recipe:
     # --- a round
     participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
     cohort: int = knob(0, "K itself; 0: max(C·N, 1)", "round", low=0)
-    epochs: int = knob(5, "local epochs", "round", low=1)
+    cohort_rounds: int = knob(
+        1,
+        "rounds in a row that a cohort stays; with epochs=1, 5 of them are a round of 5 epochs that merges after each",
+        "round",
+        low=1,
+    )
+    epochs: float = knob(5.0, "local epochs of a round; 0.25: a quarter of one", "round", low=1e-3)
     batch: int = knob(32, "samples in a mini-batch", "round", low=1)
     schedule: str = knob(
         "parallel",

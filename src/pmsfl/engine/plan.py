@@ -98,7 +98,7 @@ class RoundPlan:
 
 def local_steps(recipe: Recipe, samples: int) -> int:
     """R_k = ⌈E·n_k/B⌉: full mini-batches in a client's round."""
-    return -(-recipe.epochs * int(samples) // recipe.batch)
+    return math.ceil(recipe.epochs * int(samples) / recipe.batch - 1e-9)  # 0.1 · 3 is 0.300…04
 
 
 def cohort_size(recipe: Recipe, eligible: int) -> int:
@@ -116,7 +116,7 @@ def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], de
     if not len(eligible):
         raise PmsflError("no client has any training data; check data_path, partition and max_samples")
     k = cohort_size(recipe, len(eligible))
-    order = permutation(keys.at(Stream.SAMPLING, round_), len(eligible))[:k]
+    order = permutation(keys.at(Stream.SAMPLING, round_ // recipe.cohort_rounds), len(eligible))[:k]
     sampled = [int(c) for c in eligible[order.cpu().numpy()]]
     steps = {c: local_steps(recipe, sizes[c]) for c in sampled}
     failed, late = _faults(recipe, keys, round_, sampled)

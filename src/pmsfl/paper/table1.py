@@ -61,7 +61,7 @@ LINES = (
     (rows.femnist_depths, MIXED),
     (rows.unipen_depths, MIXED),
     (_not_quick(rows.unipen_depths_own), (*MIXED[:6], single_masks, *MIXED[6:], lg_fedavg)),
-    (rows.unipen_every_depths_own, MIXED),
+    (rows.unipen_every_depths_own, (*MIXED, lg_fedavg)),
 )
 SHORT = {
     "standalone": "Standalone",
