@@ -60,7 +60,7 @@ def test_a_clients_work_grows_by_a_quarter_at_most(changes: tuple[str, ...]) -> 
 
 def test_the_guard_is_counted_among_a_clients_work() -> None:
     private = Recipe.load("cifar100", preset="private")
-    costs = [cut_cost(make_model(r, CIFAR, 100), CIFAR, 5, 1) for r in (private.replace(guard=0.1), private)]
+    costs = [cut_cost(make_model(r, CIFAR, 100), CIFAR, 7, 1) for r in (private.replace(guard=0.1), private)]
     c, (_, h, w), width = private.cut_channels, costs[0].smashed_shape, private.guard_width
     forward = 2 * 9 * (c * width * h * w + width * 3 * 32 * 32)  # two 3 × 3 convolutions
     assert costs[0].smashed_shape == costs[1].smashed_shape
@@ -69,9 +69,9 @@ def test_the_guard_is_counted_among_a_clients_work() -> None:
 
 def test_a_resnet_is_cut_deeper_unless_its_clients_are_cut_at_several_depths() -> None:
     for recipe in ("cifar100", "femnist", "unipen"):
-        assert Recipe.load(recipe, preset="private").model == "resnet18-lean"
-    assert smashed_shape(make_model(Recipe.load("cifar100", preset="private"), CIFAR, 100), CIFAR, 5) == (64, 2, 2)
-    assert overlay("private", {"model": "resnet18"})["depths"] == "5"  # of a recipe that leaves its cut to the default
+        assert Recipe.load(recipe, preset="private").model == "resnet18-tapered"
+    assert smashed_shape(make_model(Recipe.load("cifar100", preset="private"), CIFAR, 100), CIFAR, 7) == (64, 2, 2)
+    assert overlay("private", {"model": "resnet18"})["depths"] == "7"  # of a recipe that leaves its cut to the default
     mixed = Recipe.load("cifar100-depths", preset="private")
     assert (mixed.model, mixed.depths) == ("resnet18", "1:1:1:1")  # and refused for its narrow cut, with the reason
 

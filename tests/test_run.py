@@ -158,6 +158,26 @@ def test_an_interrupt_in_the_middle_of_a_round_costs_that_round_only(
     assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), whole)
 
 
+def test_a_round_of_several_merges_is_told_saved_and_resumed_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merges: dict[str, Any] = {"merges": 2, "client_state": "stay", "epochs": 2, "rounds": 4, "personal_ratio": 0.5}
+    undisturbed = go(tmp_path / "whole", **merges)
+    seen = undisturbed.metrics
+    assert [line["round"] for line in seen] == [1, 2, 3, 4]
+    assert [line["round"] for line in seen if "evaluation" in line] == [3, 4]
+    once = go(tmp_path / "once", **merges | {"merges": 1})
+    assert [line["samples"] for line in seen] == [line["samples"] for line in once.metrics]
+    bytes_, plain = (line["bytes"] for line in (seen[0], once.metrics[0]))
+    assert bytes_["norms.up"] == 2 * plain["norms.up"]
+    assert bytes_["smashed.up"] == plain["smashed.up"]
+    with monkeypatch.context() as patch:
+        stop(patch, 5, KeyboardInterrupt())  # in the second turn of round 3
+        with pytest.raises(Interrupted, match=r"after round 2 of 4"):
+            go(tmp_path / "run", **merges)
+    assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), undisturbed)
+
+
 def test_bytes_of_an_interrupted_round_are_not_counted_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: pmsfl.Run
 ) -> None:

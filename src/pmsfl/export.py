@@ -127,7 +127,7 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "along": list(w.mean.shape),
         "mask": r.eval_mask if w.method.theta(w.initial_scores[:1]) is not None else "none",
         "holder": whose,
-        "rounds": state.round,
+        "rounds": state.round // r.merges,
     }
     model_file, example = folder / "model.safetensors", folder / "load_model.py"
     write_tensors(model_file, tensors, {"pmsfl": json.dumps(about)})

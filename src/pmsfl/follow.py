@@ -51,7 +51,7 @@ def follow(
 def _play(world: World, processes: Processes, state: State) -> None:
     ledger = Ledger()
     executor, evaluator = DistributedExecutor(world, ledger, processes), Evaluator(world, ledger, processes)
-    while state.round < world.recipe.rounds:
+    while state.round < world.recipe.turns:
         state, _ = executor.round(state)
         check_finite(state)
         evaluate_when_due(evaluator, state)

@@ -11,18 +11,21 @@ FOR_MAPS = ("cut_pool",)  # keys of `private` that sequences have no use for
 # A deep bottom needs masks that can do what weights can: means of 15 that flip signs, at rest in the end, have 63.1 %
 # after 300 rounds, where single ones that drop weights have 53.6.
 PRIVATE_RESNET: dict[str, Any] = {
-    "model": "resnet18-lean",
-    "depths": "5",
+    "model": "resnet18-tapered",
+    "depths": "7",
     "cut_channels": 64,
     "cut_weights": "trained",
     "frozen": "signed-masks",
     "mask_act": "flip",
     "forward_masks": 15,
-    "upload_masks": 15,
+    "upload_masks": 255,
+    "merges": 10,
+    "client_state": "stay",
     "mask_sharpness": 1.0,
     "score_spread": 1.0,
     "aggregate": "settled",
-    "lr_score": 0.02,
+    "lr_score": 0.01,
+    "score_decay": 0.02,
     "score_schedule": "late",
 }
 

@@ -98,7 +98,7 @@ class Recipe:
     # --- model
     model: str = knob(
         "small-cnn",
-        "small-cnn, resnet18, resnet18-halves, resnet18-lean, transformer, or package.module:function of your own",
+        "small-cnn, resnet18 (-halves, -lean, -tapered), transformer, or package.module:function of your own",
         "model",
     )
     width: int = knob(0, "channels of the first block (or model width); 0: the model's own", "model", low=0, high=65536)
@@ -165,13 +165,13 @@ class Recipe:
     # --- a round
     participation: float = knob(0.1, "C: share of the clients in a round", "round", low=0.0, high=1.0)
     cohort: int = knob(0, "K itself; 0: max(C·N, 1)", "round", low=0)
-    cohort_rounds: int = knob(
+    epochs: int = knob(5, "local epochs", "round", low=1)
+    merges: int = knob(
         1,
-        "rounds in a row that a cohort stays; with epochs=1, 5 of them are a round of 5 epochs that merges after each",
+        "parts of a round's local work, each ended by uploads and a merge; the cohort stays for all of them",
         "round",
         low=1,
     )
-    epochs: float = knob(5.0, "local epochs of a round; 0.25: a quarter of one", "round", low=1e-3)
     batch: int = knob(32, "samples in a mini-batch", "round", low=1)
     schedule: str = knob(
         "parallel",
@@ -328,9 +328,9 @@ class Recipe:
     lr_client: float = knob(0.1, "learning rate of a client's weights and norms", "optimisers", low=0.0)
     client_state: str = knob(
         "fresh",
-        "a client's optimiser state between its rounds",
+        "a client's optimiser state between its uploads; stay: kept until its round ends (with merges)",
         "optimisers",
-        choices=("fresh", "persistent"),
+        choices=("fresh", "stay", "persistent"),
     )
     server_optimiser: str = knob("sgd", "for the top", "optimisers", choices=("sgd", "adam"))
     lr_server: float = knob(0.1, "learning rate of the top", "optimisers", low=0.0)
@@ -399,6 +399,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, getattr(self, f.name)))
+
+    @property
+    def turns(self) -> int:
+        """How often uploads are merged in all. The engine counts these: a round has `merges` of them."""
+        return self.rounds * self.merges
 
     def replace(self, **changes: Any) -> Recipe:
         """A copy with some keys changed; unknown keys and bad values raise RecipeError."""

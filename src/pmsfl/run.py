@@ -18,7 +18,7 @@ from pmsfl.engine.cost import client_costs
 from pmsfl.engine.distributed import DistributedExecutor, check_shareable
 from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluate_when_due
 from pmsfl.engine.health import warnings
-from pmsfl.engine.metrics import RoundMetrics, check_finite
+from pmsfl.engine.metrics import RoundMetrics, check_finite, over_turns
 from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.spending import Spending
@@ -153,7 +153,7 @@ def train(
         except BaseException:
             processes.tell(None)  # the others wait to hear what to play
             raise
-        finished = directory.read_json("result.json") if trainer.state.round >= resolved.rounds else None
+        finished = directory.read_json("result.json") if trainer.state.round >= resolved.turns else None
         processes.tell(Assignment(directory.path, resolved.to_toml(), finished))
         if finished is not None:
             listener.on_note(f"{directory.path} is complete: nothing to resume")
@@ -242,7 +242,12 @@ class _Trainer:
             self.state, self.totals = found
         if bank.is_durable:
             self._claim_rows(bank)
-        self.directory.cut_metrics(self.state.round)
+        self.directory.cut_metrics(self.rounds_done)
+
+    @property
+    def rounds_done(self) -> int:
+        """Whole rounds so far: a run stops and saves between them only."""
+        return self.state.round // self.recipe.merges
 
     def _claim_rows(self, bank: Bank) -> None:
         """Rows that older checkpoints refer to stay as they are, too."""
@@ -260,12 +265,12 @@ class _Trainer:
         if self.processes.size > 1:
             self.processes.tell_tensors(self.state.to_tensors(whole=True))
         try:
-            while self.state.round < self.recipe.rounds:
+            while self.state.round < self.recipe.turns:
                 self._round()
         except KeyboardInterrupt:
             self._save()
             raise Interrupted(
-                f"interrupted after round {self.state.round} of {self.recipe.rounds}; go on with: "
+                f"interrupted after round {self.rounds_done} of {self.recipe.rounds}; go on with: "
                 f"pmsfl run --resume --out {self.directory.path}"
             ) from None
         result = self._result()
@@ -284,16 +289,19 @@ class _Trainer:
 
     def _play_round(self, before: Ledger) -> None:
         began = time.perf_counter()
-        with self.directory.writing("bank.bin or a transcript"):
-            state, metrics = self.executor.round(self.state)
+        state, spending, turns = self.state, self.spending, list[RoundMetrics]()
+        for _ in range(self.recipe.merges):
+            with self.directory.writing("bank.bin or a transcript"):
+                state, turn = self.executor.round(state)
+            check_finite(state)
+            turns.append(turn)
+            spending = spending.after(self.world, self.world.plan(state.round - 1))
         trained = time.perf_counter() - began
-        check_finite(state)
-        done = state.round
+        done, metrics = state.round // self.recipe.merges, over_turns(turns)
         evaluation = evaluate_when_due(self.evaluator, state)
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())
         line |= {"seconds": round(t.seconds, 3)} | ({"evaluation": t.last} if evaluation is not None else {})
-        spending = self.spending.after(self.world, self.world.plan(done - 1))
         line |= self._exposure(spending, evaluation is not None)
         self.directory.append_metrics(line)
         # From here on the round counts. A line without its checkpoint is cut off when the run resumes.

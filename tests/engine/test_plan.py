@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pmsfl.engine.plan import Keys, RoundPlan, assign_depths, batch_positions, local_steps, plan_round
+from pmsfl.engine.plan import (
+    Keys,
+    RoundPlan,
+    assign_depths,
+    batch_positions,
+    local_steps,
+    longest_turn,
+    plan_round,
+    round_steps,
+)
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, root, turned, uniform
 from pmsfl.recipe import Recipe
@@ -138,25 +147,29 @@ def test_the_clients_still_at_work_are_always_the_first(sizes: list[int], epochs
     assert list(plan.groups) == sorted(set(plan.depths))
 
 
-def test_part_of_an_epoch_is_rounded_up_to_full_batches() -> None:
-    sizes = [1, 31, 128, 129, 500]
-    plan = plan_round(Recipe(epochs=0.25, batch=32, participation=1.0), KEYS, 0, sizes, (1,) * 5)
-    steps = dict(zip(plan.clients, plan.steps, strict=True))
-    assert [steps[c] for c in range(5)] == [1, 1, 1, 2, 4]
+@relaxed
+@given(st.integers(1, 400), st.integers(1, 5), st.integers(1, 32), st.integers(1, 12))
+def test_a_rounds_steps_are_dealt_evenly_over_its_turns(samples: int, epochs: int, batch: int, merges: int) -> None:
+    recipe = Recipe(epochs=epochs, batch=batch, merges=merges)
+    whole = local_steps(recipe.replace(merges=1), samples, 0)
+    turns = [local_steps(recipe, samples, 2 * merges + part) for part in range(merges)]
+    assert sum(turns) == round_steps(recipe, samples) == max(whole, merges)
+    assert max(turns) - min(turns) <= 1
+    assert min(turns) >= 1
+    assert max(turns) == longest_turn(recipe, samples)
 
 
-@pytest.mark.parametrize("parts", [3, 7, 10])
-def test_parts_of_an_epoch_lose_nothing_to_rounding(parts: int) -> None:
-    assert local_steps(Recipe(epochs=1 / parts, batch=8), 8 * 4 * parts) == 4
-
-
-def test_a_cohort_stays_for_as_many_rounds_as_it_is_told() -> None:
-    recipe = Recipe(cohort=4, cohort_rounds=3)
-    plans = [plan_round(recipe, KEYS, t, [8] * 40, (1,) * 40) for t in range(12)]
-    drawn = [plan_round(Recipe(cohort=4), KEYS, t, [8] * 40, (1,) * 40).clients for t in range(4)]
-    assert [p.clients for p in plans] == [c for c in drawn for _ in range(3)]
+def test_a_cohort_stays_for_all_turns_of_its_round() -> None:
+    recipe = Recipe(cohort=4, merges=3, failures=0.3)
+    plans = [plan_round(recipe, KEYS, t, [80] * 40, (1,) * 40) for t in range(12)]
+    once = recipe.replace(merges=1)
+    drawn = [plan_round(once, KEYS, t, [80] * 40, (1,) * 40) for t in range(4)]
+    assert [set(p.clients) for p in plans] == [set(p.clients) for p in drawn for _ in range(3)]
+    assert [p.failed for p in plans] == [p.failed for p in drawn for _ in range(3)]
     assert [p.round for p in plans] == list(range(12))
-    assert len(set(drawn)) == 4
+    assert len({p.clients for p in drawn}) == 4
+    for t, p in enumerate(drawn):
+        assert sum(sum(turn.steps) for turn in plans[3 * t : 3 * t + 3]) == sum(p.steps)
 
 
 def test_a_plan_is_a_function_of_seed_and_round() -> None:

@@ -74,6 +74,8 @@ def test_a_round_leaves_the_state_it_was_given_alone(executor: Executor, depths:
         {},
         {"depths": MIXED},
         {"client_state": "persistent", "norms": "local"},
+        {"client_state": "stay", "merges": 4},
+        {"client_state": "stay", "merges": 4, "bank": "file"},
         {"aggregate": "beta", "beta_reset": 3},
         {"method": "splitfed", "server_optimiser": "adam", "lr_server": 1e-3},
         {"dtype": "float32"},
@@ -141,6 +143,32 @@ def test_persistent_client_state_is_kept_and_fresh_state_is_not() -> None:
     assert float(state.bank[client].optimiser["masked.steps"]) > 0
     fresh, _, _ = play(tiny_world(), rounds=2)
     assert all(not m.optimiser for m in fresh.bank.values())
+
+
+def test_optimisers_go_on_until_their_round_ends() -> None:
+    world = tiny_world(client_state="stay", merges=3, epochs=3)
+    state, steps = State.initial(world), []
+    for turn in range(4):
+        state, _, _ = play(world, rounds=1, state=state)
+        plan = world.plan(turn)
+        optimiser = state.bank[plan.clients[0]].optimiser
+        steps.append(float(optimiser["masked.steps"]) if optimiser else 0.0)
+        assert {c for c, m in state.bank.items() if m.optimiser} <= set(plan.clients)
+    first, second = (world.plan(turn).steps[0] for turn in (0, 1))
+    assert steps == [first, first + second, 0.0, world.plan(3).steps[0]]
+    persistent, _, _ = play(tiny_world(client_state="persistent", merges=3, epochs=3), rounds=4)
+    assert state.bank.bytes < persistent.bank.bytes / 2  # they are not in the rows
+
+
+def test_a_round_of_several_merges_is_as_many_short_rounds_of_one_cohort() -> None:
+    same: dict[str, Any] = {
+        "cohort": 5,
+        "batch": 1,
+        "norm": "group",
+    }  # everybody in every round, and no batch spans two epochs
+    merged, _, _ = play(tiny_world(merges=2, epochs=2, rounds=2, agreement=1.0, **same), rounds=4)
+    short, _, _ = play(tiny_world(epochs=1, rounds=4, agreement=1.0, **same), rounds=4)
+    assert_same_tensors(merged.to_tensors(), short.to_tensors())
 
 
 # --- θ

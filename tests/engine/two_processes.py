@@ -39,6 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "faults": {"failures": 0.3, "stragglers": 0.4, "cohort": 5},
     "faults-mixed": {"failures": 0.3, "stragglers": 0.4, "cohort": 5, "depths": MIXED},
     "persistent": {"client_state": "persistent", "depths": MIXED, "client_optimiser": "adam", "lr_client": 1e-2},
+    "merges-stay": {"merges": 2, "client_state": "stay", "epochs": 2},
     "beta": {"aggregate": "beta", "depths": MIXED},
     "one-client": {"cohort": 1},
     "everyone": {"cohort": 5, "epochs": 2, "augment": "crop-flip", "weighting": "samples"},

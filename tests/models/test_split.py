@@ -13,7 +13,7 @@ from torch.func import functional_call
 from pmsfl.errors import PmsflError
 from pmsfl.models.inspect import cut_cost, smashed_shape, why_not_vectorised
 from pmsfl.models.registry import make_model
-from pmsfl.models.resnet import resnet18, resnet18_lean
+from pmsfl.models.resnet import resnet18, resnet18_lean, resnet18_tapered
 from pmsfl.models.small import small_cnn
 from pmsfl.models.split import SplitModel
 from pmsfl.models.transformer import transformer
@@ -23,6 +23,7 @@ SHIPPED: dict[str, tuple[Callable[[], SplitModel], tuple[int, ...]]] = {
     "small-cnn": (lambda: small_cnn(1, 4, width=4), (1, 8, 8)),
     "resnet18": (lambda: resnet18(3, 4, width=4), (3, 8, 8)),
     "resnet18-lean": (lambda: resnet18_lean(3, 4, width=4), (3, 8, 8)),
+    "resnet18-tapered": (lambda: resnet18_tapered(3, 4, width=4), (3, 8, 8)),
     "transformer-sequence": (lambda: transformer((5, 6), 4, width=8), (5, 6)),
     "transformer-map": (lambda: transformer((2, 5, 3), 4, width=8), (2, 5, 3)),
 }
@@ -66,6 +67,14 @@ def test_a_lean_resnet_moves_work_to_its_end() -> None:
     assert 1.1 < deeper.flops_per_sample / paper.flops_per_sample < 1.2
     whole = [cut_cost(model, image, model.depth, 1).flops_per_sample for model in (lean, usual)]
     assert 0.97 < whole[0] / whole[1] < 1.03
+
+
+def test_a_tapered_resnet_is_deeper_for_a_quarter_more_work() -> None:
+    image = (3, 32, 32)
+    tapered, usual = (make_model(Recipe(model=name), image, 100) for name in ("resnet18-tapered", "resnet18"))
+    paper, deeper = cut_cost(usual, image, 2, 1), cut_cost(tapered, image, 7, 1)
+    assert deeper.smashed_shape == (512, 4, 4)
+    assert 1.2 < deeper.flops_per_sample / paper.flops_per_sample < 1.25
 
 
 def test_stem_padding_changes_the_smashed_size_alone() -> None:
@@ -215,7 +224,7 @@ def test_a_block_that_cannot_be_vectorised_gets_a_reason(block: nn.Module) -> No
 def test_models_are_found_by_name_and_leave_the_callers_generator_alone() -> None:
     before = torch.get_rng_state()
     assert make_model(Recipe(width=4), (1, 8, 8), 3).layout.masked_ends[1] == 4 * 9
-    for name, depth in (("resnet18", 4), ("resnet18-halves", 8), ("resnet18-lean", 8)):
+    for name, depth in (("resnet18", 4), ("resnet18-halves", 8), ("resnet18-lean", 8), ("resnet18-tapered", 10)):
         assert make_model(Recipe(model=name, width=2), (1, 8, 8), 3).depth == depth
     assert make_model(Recipe(model="transformer", width=4), (5, 6), 3).depth == 4
     assert torch.equal(torch.get_rng_state(), before)

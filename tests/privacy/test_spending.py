@@ -32,7 +32,7 @@ def channel(world: World, name: str) -> Channel:
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 4), st.integers(0, 3))
 def test_no_record_is_seen_more_often_than_counted(samples: int, batch: int, epochs: int, seed: int) -> None:
     recipe = tiny_recipe(batch=batch, epochs=epochs)
-    steps = local_steps(recipe, samples)
+    steps = local_steps(recipe, samples, 0)
     counted = participation(recipe, samples, steps)
     places = batch_positions(root(seed, Stream.BATCHES), samples, steps, batch).numpy()
     per_step = np.stack([np.bincount(row, minlength=samples) for row in places])

@@ -41,7 +41,7 @@ class Rounds:
     @property
     def client_steps(self) -> float:
         """Steps of single clients in a timed round, on average."""
-        plans = [self.world.plan(t) for t in range(1, self.world.recipe.rounds)]
+        plans = [self.world.plan(t) for t in range(1, self.world.recipe.turns)]
         return sum(sum(p.steps) for p in plans) / len(plans)
 
 

@@ -6,7 +6,6 @@ its shape. Digits (in the package) and your own .npz are taken as they are and d
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +46,7 @@ def cohort_of(recipe: Recipe) -> int:
 
 def whole_cohort(recipe: Recipe, clients: int, steps: int) -> tuple[Recipe, Federation]:
     """Exactly K clients, all of them at work for `steps` steps of a round, and the recipe that takes them all."""
-    samples = math.ceil(steps * recipe.batch / recipe.epochs - 1e-9)
+    samples = -(-steps * recipe.batch // recipe.epochs)
     resized = recipe.replace(clients=clients, cohort=clients)
     return resized, _deal(_source(recipe, clients * samples), clients, samples, recipe.seed)
 

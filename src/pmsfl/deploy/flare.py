@@ -63,7 +63,7 @@ class FlareServer:
         # Sites call us from here on. No result is expected: FLARE would hold the job open for a site that has died.
         collab.clients(expect_result=False, optional=True).take_part(self.recipe)
         rounds = side.play(self.rounds, lambda: bool(collab.is_aborted))
-        log.info("job over after round %d of %d", rounds, recipe.rounds)
+        log.info("job over after round %d of %d", rounds, recipe.turns)
         return rounds
 
     @collab.publish  # type: ignore[untyped-decorator]

@@ -153,7 +153,7 @@ class Job(Phases):
         self.limit = largest_request(self.world)
         if self.state is None:
             self.state = self.books.restore(self.world, self.note)
-        self.until = min(self.state.round + self.until, self.recipe.rounds)
+        self.until = min(self.state.round + self.until, self.recipe.turns)
         self._between()
 
     def _between(self) -> None:
@@ -343,7 +343,7 @@ class Job(Phases):
         more = {"sites": sites, "timing": self.timing.summary()}
         self.books.write_round(self.world, state, metrics, plan, evaluation, self.before, more)
         self.given_up = 0
-        if state.round % self.recipe.checkpoint_every == 0 or state.round >= self.recipe.rounds:
+        if state.round % self.recipe.checkpoint_every == 0 or state.round >= self.recipe.turns:
             self.books.checkpoint(state)
         self._between()
 

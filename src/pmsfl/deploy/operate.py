@@ -168,7 +168,7 @@ def _submit_until_done(
             done, said = reached, str(e)
         else:
             said = "no round was made"
-        if done >= recipe.rounds:
+        if done >= recipe.turns:
             note(f"run {run} is complete: {done} rounds")
             return
         failures = 0 if done > reached else failures + 1
@@ -187,13 +187,13 @@ def _one_job(
     with session(kit) as s:
         before = status_of(s, run)
         reached = 0 if before is None else before["round"]
-        if reached >= recipe.rounds:
+        if reached >= recipe.turns:
             return int(reached)
         sites = read_plan(kit)["sites"]
         _wait_for_sites(s, sites, min(patience.min_clients, len(sites)), patience.enrol_seconds)
         folder = job_folder(kit, recipe, run, sites, job_rounds, patience, secure_sums)
         job = s.submit_job(str(folder))
-        note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.rounds)}")
+        note(f"job {job}: rounds {reached + 1} to {min(reached + job_rounds, recipe.turns)}")
         outcome = s.wait_for_job(job, timeout=0.0, poll_interval=1.0)
         after = status_of(s, run)
     if after is None:

@@ -30,7 +30,7 @@ def hides_smashed(recipe: Recipe) -> bool:
 
 def evaluates_after(recipe: Recipe, rounds: int) -> bool:
     """Is there an evaluation after so many rounds?"""
-    return rounds == recipe.rounds or rounds % recipe.eval_every == 0
+    return rounds == recipe.turns or rounds % (recipe.eval_every * recipe.merges) == 0
 
 
 def largest_request(world: World) -> int:

@@ -12,7 +12,7 @@ from pmsfl.deploy.roster import EnrolmentError, Facts
 from pmsfl.deploy.secure.session import Kind as Stage
 from pmsfl.deploy.timing import read_trips
 from pmsfl.deploy.worlds import manifest_for
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import longest_turn
 from pmsfl.wire.messages import WireError
 
 
@@ -46,7 +46,7 @@ class ServerSide(Job):
         session = str(r.info.get("session", ""))[:64]
         if self.here.get(site) != session:
             facts = Facts.read(r.info)
-            if (steps := local_steps(self.recipe, facts.train)) > self.bounds.steps:
+            if (steps := longest_turn(self.recipe, facts.train)) > self.bounds.steps:
                 raise EnrolmentError(
                     f"{facts.train} rows are {steps} steps a round; at most {self.bounds.steps} are allowed"
                 )
@@ -183,7 +183,7 @@ class ServerSide(Job):
                 "run": self.name,
                 "phase": "over" if self.over else self.phase,
                 "round": 0 if self.state is None else self.state.round,
-                "rounds": self.recipe.rounds,
+                "rounds": self.recipe.turns,
                 "loss": last.get("loss"),
                 "accuracy": totals.last.get("accuracy"),
                 "mask_entropy": last.get("mask_entropy"),

@@ -195,8 +195,8 @@ class SiteSide:
 
     def _train(self, answer: Answer, line: Line) -> None:
         w = self.world
-        steps = local_steps(w.recipe, len(w.train_rows[self.client]))
-        if answer.info.get("steps") != steps or not self.round < w.recipe.rounds:
+        steps = local_steps(w.recipe, len(w.train_rows[self.client]), self.round)
+        if answer.info.get("steps") != steps or not self.round < w.recipe.turns:
             raise Refusal(f"the server asks for {answer.info.get('steps')} steps; a round of this site has {steps}")
         if (times := self.store.count_round(self.manifest.run, self.round)) > self.guard.repeats:
             raise Refusal(

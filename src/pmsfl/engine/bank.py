@@ -14,7 +14,7 @@ ordinary disk, to save what a few rounds changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from pmsfl.tensorfile import decode, encode, split_header
 
 INDEX = "bank.index"  # in a checkpoint, int64 [clients, 4]: client, offset, size, checksum
 ROW = "client."  # in a checkpoint, uint8 [size]: the row of the client with this number
+GUEST = "guest."  # in a checkpoint: guest.CLIENT.NAME, a tensor of the optimiser of a client whose cohort stays
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Memory:
     values: Tensor  # what it trains there (scores or weights)
     participations: int = 0  # since the initial agreement ended
     plain: Tensor | None = None  # its own norms, where norms are local
-    optimiser: dict[str, Tensor] = field(default_factory=dict)  # where client_state is persistent
+    optimiser: dict[str, Tensor] = field(default_factory=dict)  # where client_state says that it goes on
 
 
 class Entry(NamedTuple):
@@ -50,10 +51,20 @@ class Entry(NamedTuple):
 
 
 class Bank(Mapping[int, Memory]):
-    """client -> Memory on the world's device, made anew with every look."""
+    """client -> Memory on the world's device, made anew with every look.
 
-    def __init__(self, world: World, file: RowFile | None, entries: dict[int, Entry]) -> None:
-        self._world, self._file, self._entries = world, file, entries
+    guests: optimisers of the cohort while it stays (`client_state = stay`). They are wanted again in the next round
+    and are many times as large as all else, so that they do not leave the device.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        file: RowFile | None,
+        entries: dict[int, Entry],
+        guests: dict[int, dict[str, Tensor]] | None = None,
+    ) -> None:
+        self._world, self._file, self._entries, self._guests = world, file, entries, guests or {}
 
     @staticmethod
     def empty(world: World, path: Path | None = None) -> Bank:
@@ -73,16 +84,22 @@ class Bank(Mapping[int, Memory]):
 
     def __getitem__(self, client: int) -> Memory:
         data = self._entries[client].row.read()
-        return _read_memory(memoryview(data), self._world)
+        memory = _read_memory(memoryview(data), self._world)
+        return replace(memory, optimiser=self._guests[client]) if client in self._guests else memory
 
     def __or__(self, memories: Mapping[int, Memory]) -> Bank:
         """A new bank with these memories in place of older ones; this one keeps what it has."""
+        guests: dict[int, dict[str, Tensor]] = {}
+        if self._world.recipe.client_state == "stay":
+            new = {c: m.optimiser for c, m in memories.items() if m.optimiser}
+            guests = self._guests | new if new else {}  # the cohort stays, or leaves as a whole
+            memories = {c: replace(m, optimiser={}) for c, m in memories.items()}
         written = self._write(self._parts(client, m) for client, m in memories.items())
-        new = {
+        rows = {
             client: Entry(row, len(m.indices) > 0 or (m.plain is not None and self._evaluates_plain(client)))
             for (client, m), row in zip(memories.items(), written, strict=True)
         }
-        return Bank(self._world, self._file, self._entries | new)
+        return Bank(self._world, self._file, self._entries | rows, guests)
 
     @property
     def personalised(self) -> bool:
@@ -126,23 +143,28 @@ class Bank(Mapping[int, Memory]):
 
         whole: the rows in any case, for a process that cannot look into the file.
         """
+        guests = {f"{GUEST}{c}.{k}": t for c, tensors in self._guests.items() for k, t in tensors.items()}
         if whole or not self.is_durable:
-            return {f"{ROW}{c}": _as_tensor(e.row) for c, e in self._entries.items()}
+            return guests | {f"{ROW}{c}": _as_tensor(e.row) for c, e in self._entries.items()}
         rows = [(c, e.row) for c, e in self._entries.items()]
         index = [(c, r.offset, r.size, r.checksum) for c, r in rows if isinstance(r, FiledRow)]
-        return {INDEX: torch.tensor(index, dtype=torch.int64).reshape(-1, 4)}
+        return guests | {INDEX: torch.tensor(index, dtype=torch.int64).reshape(-1, 4)}
 
     def restored(self, tensors: Mapping[str, Tensor]) -> Bank:
         """The bank that `to_tensors` described, its rows where this one has its own. ValueError where rows are bad."""
+        guests: dict[int, dict[str, Tensor]] = {}
+        for name, t in tensors.items():
+            if name.startswith(GUEST):
+                client, _, key = name.removeprefix(GUEST).partition(".")
+                guests.setdefault(int(client), {})[key] = t.to(self._world.device)
         if INDEX in tensors:
             rows: dict[int, Row] = dict(self.claims(tensors))
-            return Bank(
-                self._world, self._file, {c: Entry(r, self._own(c, memoryview(r.read()))) for c, r in rows.items()}
-            )
+            entries = {c: Entry(r, self._own(c, memoryview(r.read()))) for c, r in rows.items()}
+            return Bank(self._world, self._file, entries, guests)
         found = {int(n.removeprefix(ROW)): t.numpy().data for n, t in tensors.items() if n.startswith(ROW)}
         written = self._write([data] for data in found.values())
         entries = {c: Entry(row, self._own(c, data)) for (c, data), row in zip(found.items(), written, strict=True)}
-        return Bank(self._world, self._file, entries)
+        return Bank(self._world, self._file, entries, guests)
 
     def claims(self, tensors: Mapping[str, Tensor]) -> dict[int, FiledRow]:
         """Handles of the rows in the file that a checkpoint refers to: nobody writes over them while these live."""

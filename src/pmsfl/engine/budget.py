@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import round_steps
 from pmsfl.errors import PmsflError
 from pmsfl.models.inspect import cut_cost
 from pmsfl.models.split import SplitModel
@@ -64,7 +64,7 @@ def depths_by_budget(
     depths = []
     for client, samples in enumerate(sizes):
         budget = budgets[client % len(budgets)]
-        work = local_steps(recipe, samples) * recipe.batch
+        work = round_steps(recipe, samples) * recipe.batch
         fitting = [
             c.depth
             for c in costs

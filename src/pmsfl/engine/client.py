@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from pmsfl.engine.optim import RowOptimiser
-from pmsfl.engine.plan import personal_from
+from pmsfl.engine.plan import keeps_optimiser, personal_from, stays
 from pmsfl.engine.rows import ClientRows, Clock
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
@@ -114,7 +114,7 @@ class Bottoms:
         if rows.round_draw is not None:
             drawn = uniform(w.keys.client(Stream.FORWARD, rows.ids, self.round), trained.shape[1], w.dtype)
             rows.round_draw.copy_(keep_mask(w.method.forward_theta(self.start), drawn))
-        if w.recipe.client_state == "persistent":
+        if keeps_optimiser(w.recipe, self.round - 1):
             self._recall_optimisers(rows)
         return rows
 
@@ -332,13 +332,13 @@ class Bottoms:
 
     def _participations(self, memory: Memory | None) -> int:
         before = 0 if memory is None else memory.participations
-        return before + (self.round >= personal_from(self.world.recipe))
+        r = self.world.recipe
+        return before + (self.round >= personal_from(r) and not stays(r, self.round))
 
     def _memory(self, i: int, personal: Tensor, participations: int) -> Memory:
-        r = self.world.recipe
         indices = personal.nonzero().squeeze(1)
         optimiser: dict[str, Tensor] = {}
-        if r.client_state == "persistent":
+        if keeps_optimiser(self.world.recipe, self.round):
             for name, o in _optimisers(self.rows):
                 optimiser |= {f"{name}.{k}": v[i].clone() for k, v in o.tensors().items()}
         plain = self.rows.plain[i, self.view.local_places] if len(self.view.local_places) else None

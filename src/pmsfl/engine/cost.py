@@ -10,7 +10,7 @@ import torch
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.evaluate import Evaluator
 from pmsfl.engine.memory_plan import MemoryPlan, peak_process_bytes, plan_memory
-from pmsfl.engine.plan import RoundPlan, local_steps
+from pmsfl.engine.plan import RoundPlan, round_steps
 from pmsfl.engine.protocol import Wire, count
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
@@ -56,7 +56,7 @@ def client_costs(world: World) -> ClientCosts:
     flops = []
     for size, depth in zip(world.sizes, world.depths, strict=True):
         if size:
-            flops.append(local_steps(world.recipe, size) * batch * per_depth[depth].flops_per_sample)
+            flops.append(round_steps(world.recipe, size) * batch * per_depth[depth].flops_per_sample)
     memory = max(c.memory_bytes(element) for c in per_depth.values())
     return ClientCosts(sum(flops) // max(len(flops), 1), memory, per_depth)
 
@@ -85,7 +85,7 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
 def estimate(world: World, probe_steps: int = 5) -> Estimate:
     """Plan every round (they are all known in advance) and time a few steps of the first."""
     memory = plan_memory(world)  # before the probe, which would count as what is there already
-    plans = [world.plan(t) for t in range(world.recipe.rounds)]
+    plans = [world.plan(t) for t in range(world.recipe.turns)]
     costs = client_costs(world)
     seconds = _probe(world, probe_steps)
     work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper

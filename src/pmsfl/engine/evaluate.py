@@ -307,9 +307,9 @@ class Evaluator:
 def evaluate_when_due(evaluator: Evaluator, state: State) -> Evaluation | None:
     """The evaluation after a state's rounds, None where the recipe wants none; the last one is made every way."""
     r = evaluator.world.recipe
-    if state.round == r.rounds:
+    if state.round == r.turns:
         return evaluator.evaluate_every_way(state)
-    return evaluator.evaluate(state) if state.round % r.eval_every == 0 else None
+    return evaluator.evaluate(state) if state.round % (r.eval_every * r.merges) == 0 else None
 
 
 def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

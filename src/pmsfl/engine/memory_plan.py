@@ -63,6 +63,8 @@ def plan_memory(world: World) -> MemoryPlan:
     cohort = w.cohort
     deepest = max(w.depths)
     rows = (w.masked_size(deepest) * CLIENT_VECTORS + w.layout.plain_size * 4) * element
+    if r.client_state == "stay":
+        rows += 2 * optimiser_bytes(w, deepest)  # between rounds, the last round's and the next one's
     top = w.layout.masked_size + w.layout.plain_size - w.masked_size(w.cut) - w.plain_size(w.cut)
     whole = cut_cost(w.model, w.input_shape, w.model.depth, r.batch).activation_bytes
     tensors = [w.x, w.y, *w.train_rows, *w.test_rows]
@@ -110,11 +112,15 @@ def row_bytes(world: World, depth: int) -> int:
         personal = max(personal, int(r.personal_ratio * size))
     values = personal * (2 if r.bank_dtype == "fp16" else element)
     out = ROW_HEADER + min(-(-size // 8), 4 * personal) + values + int(view.local.sum()) * element
-    if r.client_state == "persistent":
-        plain_moments = 2 if r.client_optimiser == "adam" else 1
-        moments = 2 if world.method.trains == "scores" else plain_moments
-        out += (size * moments + len(view.index) * plain_moments) * element
-    return out
+    return out + (optimiser_bytes(world, depth) if r.client_state == "persistent" else 0)
+
+
+def optimiser_bytes(world: World, depth: int) -> int:
+    """What a client's optimisers keep."""
+    plain_moments = 2 if world.recipe.client_optimiser == "adam" else 1
+    moments = 2 if world.method.trains == "scores" else plain_moments
+    numbers = world.masked_size(depth) * moments + len(world.plain_view(depth).index) * plain_moments
+    return numbers * world.dtype.itemsize
 
 
 def _file_bytes(world: World, cohort: int) -> int:

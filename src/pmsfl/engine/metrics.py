@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,19 @@ class RoundMetrics:
     failed: int = 0  # clients that never answered
     late: int = 0  # clients whose upload was dropped
     at_clip: float | None = None  # mean share of θ at c or 1 − c, over the round's clients
+
+
+def over_turns(turns: Sequence[RoundMetrics]) -> RoundMetrics:
+    """A round's metrics from those of its turns: work and loss of all of them, masks as they are at its end."""
+    if len(turns) == 1:
+        return turns[0]
+    samples = sum(t.samples for t in turns)
+    return replace(
+        turns[-1],
+        round=turns[0].round // len(turns),
+        loss=sum(t.loss * t.samples for t in turns) / max(samples, 1),
+        samples=samples,
+    )
 
 
 def diverged(round_: int, what: str) -> PmsflError:

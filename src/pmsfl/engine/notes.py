@@ -49,7 +49,7 @@ def _promise_notes(world: World) -> list[str]:
         return []
     r = world.recipe
     lines = [_rows_note(world)] if world.noises_gradients else []
-    spending = Spending.of(world, r.rounds)
+    spending = Spending.of(world, r.turns)
     for c in promised:
         epsilon = c.most(spending, r.dp_delta)
         lines.append(f"guarantee, {c.name}: {c.why}. After {r.rounds} rounds ε = {epsilon:.3g} (δ = {r.dp_delta:g})")

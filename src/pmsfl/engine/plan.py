@@ -45,8 +45,18 @@ class Keys:
 
 
 def personal_from(recipe: Recipe) -> int:
-    """The first round, from 0, in which clients choose personal coordinates: the agreement is over."""
-    return math.ceil(recipe.agreement * recipe.rounds - 1e-9)
+    """The first turn, from 0, in which clients choose personal coordinates: the agreement is over."""
+    return math.ceil(recipe.agreement * recipe.rounds - 1e-9) * recipe.merges
+
+
+def stays(recipe: Recipe, turn: int) -> bool:
+    """Does the cohort of a turn, counted from 0, play the next one, too?"""
+    return (turn + 1) % recipe.merges != 0
+
+
+def keeps_optimiser(recipe: Recipe, turn: int) -> bool:
+    """Does a client's optimiser of this turn go on in the client's next?"""
+    return recipe.client_state == "persistent" or (recipe.client_state == "stay" and stays(recipe, turn))
 
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
@@ -96,9 +106,20 @@ class RoundPlan:
         return [{d: n for d, n in at.items() if n} for at in counts]
 
 
-def local_steps(recipe: Recipe, samples: int) -> int:
-    """R_k = ⌈E·n_k/B⌉: full mini-batches in a client's round."""
-    return math.ceil(recipe.epochs * int(samples) / recipe.batch - 1e-9)  # 0.1 · 3 is 0.300…04
+def round_steps(recipe: Recipe, samples: int) -> int:
+    """R_k = ⌈E·n_k/B⌉: full mini-batches in a client's round; one at least in each of its turns."""
+    return max(-(-recipe.epochs * int(samples) // recipe.batch), recipe.merges)
+
+
+def local_steps(recipe: Recipe, samples: int, turn: int) -> int:
+    """The steps of one turn: a round's, dealt over its turns."""
+    steps, part = round_steps(recipe, samples), turn % recipe.merges
+    return (part + 1) * steps // recipe.merges - part * steps // recipe.merges
+
+
+def longest_turn(recipe: Recipe, samples: int) -> int:
+    """The most steps that a client has between two uploads."""
+    return -(-round_steps(recipe, samples) // recipe.merges)
 
 
 def cohort_size(recipe: Recipe, eligible: int) -> int:
@@ -111,15 +132,19 @@ def cohort_size(recipe: Recipe, eligible: int) -> int:
 
 
 def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], depths: tuple[int, ...]) -> RoundPlan:
-    """The plan of a round. sizes: training samples per client; those without any are never sampled."""
+    """The plan of a turn, which is a round unless it has several merges.
+
+    sizes: training samples per client; those without any are never sampled.
+    """
     eligible = np.flatnonzero(sizes)
     if not len(eligible):
         raise PmsflError("no client has any training data; check data_path, partition and max_samples")
     k = cohort_size(recipe, len(eligible))
-    order = permutation(keys.at(Stream.SAMPLING, round_ // recipe.cohort_rounds), len(eligible))[:k]
+    drawn_in = round_ // recipe.merges
+    order = permutation(keys.at(Stream.SAMPLING, drawn_in), len(eligible))[:k]
     sampled = [int(c) for c in eligible[order.cpu().numpy()]]
-    steps = {c: local_steps(recipe, sizes[c]) for c in sampled}
-    failed, late = _faults(recipe, keys, round_, sampled)
+    steps = {c: local_steps(recipe, sizes[c], round_) for c in sampled}
+    failed, late = _faults(recipe, keys, drawn_in, sampled)
     for c in late:
         steps[c] = max(1, steps[c] // 2)
     clients = sorted((c for c in sampled if c not in failed), key=lambda c: (-steps[c], c))

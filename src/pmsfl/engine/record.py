@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.compile import CannotCompile, Compiled, Lower, compile_step, inductor
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import longest_turn
 from pmsfl.engine.replay import WARM_UP, capture
 from pmsfl.engine.rows import ClientRows, Clock, ServerRows, cloned, rebuilt, tensors
 from pmsfl.engine.server import Batches, Server
@@ -113,7 +113,7 @@ class Recorder:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
         w = self.world
         # Not this round's: somebody may have failed in it.
-        longest = max(local_steps(w.recipe, n) for n in w.sizes)
+        longest = max(longest_turn(w.recipe, n) for n in w.sizes)
         rows = {}
         for d in self.bottoms:
             most = min(w.cohort, w.depths.count(d)) + w.mixed

@@ -225,7 +225,7 @@ class Server:
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]
-            unsettled = learning_rate(1.0, "late", self.plan.round, w.recipe.rounds, w.recipe.rest_from)
+            unsettled = learning_rate(1.0, "late", self.plan.round, w.recipe.turns, w.recipe.rest_from)
             shared[:p], counts = w.method.merge(
                 shared[:p], uploads.values, uploads.contributes, weights, counts, unsettled
             )

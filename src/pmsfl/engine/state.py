@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pmsfl.engine.bank import ROW, Bank
+from pmsfl.engine.bank import GUEST, ROW, Bank
 from pmsfl.engine.bank import Memory as Memory
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.world import World
@@ -53,7 +53,7 @@ class State:
     def from_tensors(world: World, tensors: Mapping[str, Tensor], bank: Bank | None = None) -> State:
         """The inverse of `to_tensors`, on the world's device. bank: any of this run, for where rows are kept."""
         bank = (Bank.empty(world) if bank is None else bank).restored(tensors)
-        t = {name: value.to(world.device) for name, value in tensors.items() if not name.startswith(ROW)}
+        t = {name: value.to(world.device) for name, value in tensors.items() if not name.startswith((ROW, GUEST))}
         masked, plain = server_optimisers(world)
         for name, optimiser in (("masked", masked), ("plain", plain)):
             optimiser.load({k: t[f"optimiser.{name}.{k}"] for k in ("first", "second", "steps")})

@@ -271,15 +271,15 @@ class World:
     def clock(self, round_: int) -> Clock:
         """The beginning of a round."""
         r = self.recipe
-        plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.rounds, r.rest_from)
-        scores = learning_rate(r.lr_score, r.score_schedule, round_, r.rounds, r.rest_from)
-        server = learning_rate(r.lr_server, r.lr_schedule, round_, r.rounds, r.rest_from)
+        plain = learning_rate(r.lr_client, r.lr_schedule, round_, r.turns, r.rest_from)
+        scores = learning_rate(r.lr_score, r.score_schedule, round_, r.turns, r.rest_from)
+        server = learning_rate(r.lr_server, r.lr_schedule, round_, r.turns, r.rest_from)
         rates = (
             scores if self.method.trains == "scores" else plain,
             plain,
             scores if self.server_masks() else server,
             server,
-            distillation(round_, r.rounds),
+            distillation(round_, r.turns),
         )
         times = torch.tensor([round_, 0], device=self.device)
         return Clock(*times.unbind(), *torch.tensor(rates, dtype=torch.float64, device=self.device).unbind())

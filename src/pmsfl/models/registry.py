@@ -13,7 +13,7 @@ from torch import nn
 
 from pmsfl.errors import PmsflError
 from pmsfl.models.inspect import smashed_shape
-from pmsfl.models.resnet import PoolLinear, resnet18, resnet18_lean
+from pmsfl.models.resnet import PoolLinear, resnet18, resnet18_lean, resnet18_tapered
 from pmsfl.models.small import small_cnn
 from pmsfl.models.split import SplitModel
 from pmsfl.models.transformer import MeanLinear, transformer
@@ -21,7 +21,8 @@ from pmsfl.privacy.cut import guard_stage, narrow_stage, widen_stage
 from pmsfl.recipe import Recipe
 from pmsfl.recipe_files import nearest
 
-NAMES = ("small-cnn", "resnet18", "resnet18-halves", "resnet18-lean", "transformer")
+DEEPER = {"resnet18-lean": resnet18_lean, "resnet18-tapered": resnet18_tapered}
+NAMES = ("small-cnn", "resnet18", "resnet18-halves", *DEEPER, "transformer")
 
 
 def make_model(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitModel:
@@ -89,8 +90,8 @@ def _build(recipe: Recipe, input_shape: tuple[int, ...], classes: int) -> SplitM
                 f"model = {recipe.model!r} takes images [C, H, W], these samples have shape {input_shape}; "
                 "use model = 'transformer' for sequences"
             )
-        if recipe.model == "resnet18-lean":
-            return resnet18_lean(input_shape[0], classes, stem_padding=recipe.stem_padding, **wide)
+        if recipe.model in DEEPER:
+            return DEEPER[recipe.model](input_shape[0], classes, stem_padding=recipe.stem_padding, **wide)
         if recipe.model.startswith("resnet18"):
             halves = recipe.model == "resnet18-halves"
             return resnet18(input_shape[0], classes, stem_padding=recipe.stem_padding, halves=halves, **wide)

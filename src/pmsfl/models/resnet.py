@@ -1,9 +1,11 @@
 """ResNet-18 for small images, as the paper cuts it: stem + stage 1, stages 2, 3 and 4 are its four blocks.
 
-And a lean one, whose clients get deeper for the same work.
+And a lean and a tapered one, whose clients get deeper for about the same work.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,10 +73,26 @@ def resnet18_lean(channels: int, classes: int, width: int = 64, stem_padding: in
     It can be cut after each of its eight blocks. After block 5, on 4 × 4 maps of an image of 32 × 32, a client has
     computed 1.15 times as much as after ResNet-18's second stage, on 16 × 16.
     """
-    blocks, c_in = [], width
-    for i, c_out in enumerate(width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)):
+    return _by_blocks(channels, classes, width, [width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)], stem_padding)
+
+
+def resnet18_tapered(channels: int, classes: int, width: int = 64, stem_padding: int = 1) -> SplitModel:
+    """ResNet-18 with half the channels up to the end of its first stage, a quarter of that work, and two more blocks at
+    its end.
+
+    It can be cut after each of its ten blocks. After block 7, on 4 × 4 maps of an image of 32 × 32, a client has
+    computed 1.24 times as much as after ResNet-18's second stage, on 16 × 16.
+    """
+    widths = [width // 2] * 2 + [width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)]
+    return _by_blocks(channels, classes, width // 2, widths, stem_padding)
+
+
+def _by_blocks(channels: int, classes: int, first: int, widths: Sequence[int], stem_padding: int) -> SplitModel:
+    """A stem with `first` channels and a residual block for each of the widths; where they grow, maps shrink."""
+    blocks, c_in = [], first
+    for i, c_out in enumerate(widths):
         block = BasicBlock(c_in, c_out, 1 if c_in == c_out else 2)
-        blocks.append(nn.Sequential(*(_stem(channels, width, stem_padding) if i == 0 else []), block))
+        blocks.append(nn.Sequential(*(_stem(channels, first, stem_padding) if i == 0 else []), block))
         c_in = c_out
     return SplitModel(blocks, PoolLinear(c_in, classes))
 

@@ -117,7 +117,7 @@ def budget(row: Row, groups: Sequence[Group]) -> str:
     records = [record for g in groups for record in g.records]
     everybody = f"{int(records[0].result['clients'])} clients" if records else "the clients"
     who = f"{r.cohort} of {everybody}" if r.cohort else f"{100 * r.participation:g} % of {everybody}"
-    words = [f"{r.rounds} rounds, {who} in each, {r.epochs:g} epochs in batches of {r.batch}"]
+    words = [f"{r.rounds} rounds, {who} in each, {r.epochs} epochs in batches of {r.batch}"]
     words.append(f"{r.model}{f' of width {r.width}' if r.width else ''}, depths {r.depths}")
     if row.published:
         words.append(f"the paper: {published.ROUNDS[row.published]} rounds, {published.SEEDS} seeds")

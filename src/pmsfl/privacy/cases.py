@@ -62,7 +62,7 @@ def without_mask(real: Surface, truth: Tensor, generator: torch.Generator) -> Tr
 def local_step(world: World, round_: int) -> LocalStep:
     """A client's optimiser in a round, as its recipe has it."""
     r = world.recipe
-    rate = float(world.clock(min(round_, r.rounds - 1)).lr_masked)
+    rate = float(world.clock(min(round_, r.turns - 1)).lr_masked)
     if world.method.trains == "scores":
         return LocalStep("adam", rate, 0.0, r.estimator, r.score_decay)
     return LocalStep(r.client_optimiser, rate, r.weight_decay, r.estimator)

@@ -37,8 +37,9 @@ def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
     if labels is not None:
         gradient = torch.stack([_sent_back(world, state, client, q, y) for q, y in zip(looks[0], labels, strict=True)])
         updates = tuple(one_step(world, state, client, *seen) for seen in zip(rows, weights, gradient, strict=True))
+    done = state.round // world.recipe.merges
     view = Transcript(
-        f"same view of client {client} after {state.round} rounds: chosen images, none augmented",
+        f"same view of client {client} after {done} rounds: chosen images, none augmented",
         torch.stack(looks, 2),
         True,
         labels,
@@ -100,7 +101,7 @@ def one_step(world: World, state: State, client: int, rows: Tensor, weights: Ten
     """
     w, depth = world, world.depths[client]
     shared, plain = received(w, state, depth), state.plain[w.plain_view(depth).sent]
-    clock = w.clock(min(state.round, w.recipe.rounds - 1))
+    clock = w.clock(min(state.round, w.recipe.turns - 1))
     vectorised = w.why_looped is None
     bottoms = _OutOfTurn(w, clock, state.round, [client], depth, [1], shared, plain, state.bank, vectorised)
     bottoms.rows.batches = rows.reshape(1, 1, -1)

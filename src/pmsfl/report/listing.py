@@ -184,7 +184,7 @@ def essentials(recipe: Recipe) -> list[tuple[str, str]]:
         ("aggregate", aggregation(recipe)),
         ("data", f"{recipe.data}, partition {recipe.partition}{dealt.get(recipe.partition, '')}"),
         ("model", f"{recipe.model}, depths {recipe.depths}"),
-        ("round", f"{recipe.epochs:g} epochs, batch {recipe.batch}, {recipe.schedule} server"),
+        ("round", f"{recipe.epochs} epochs, batch {recipe.batch}, {recipe.schedule} server"),
     ]
 
 

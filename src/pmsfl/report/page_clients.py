@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pmsfl.engine.cost import ClientCosts, client_costs
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import round_steps
 from pmsfl.engine.world import World
 from pmsfl.report.console import count, human, human_bytes, percent
 from pmsfl.report.dataview import client_rows
@@ -81,7 +81,7 @@ def costs_card(f: Facts, world: World) -> str:
     rows = []
     for c in client_rows(world.federation, world.depths):
         cost = costs.per_depth[c["depth"]]
-        samples = local_steps(r, c["train"]) * r.batch  # the last batch is filled up
+        samples = round_steps(r, c["train"]) * r.batch  # the last batch is filled up
         work, memory = human(samples * cost.flops_per_sample, "FLOPs"), human_bytes(cost.memory_bytes(element))
         held = (count(c["train"]), count(c["test"]))
         rows.append((c["client"], c["owner"], *held, c["depth"], work, memory, percent(own[c["client"]])))

@@ -93,9 +93,9 @@ def _exposure(f: Facts) -> list[str]:
     return lines + ([f"Guaranteed: {spent}"] if spent else [])
 
 
-def plural(n: float, noun: str) -> str:
+def plural(n: int, noun: str) -> str:
     """1 round, 2 rounds."""
-    return f"{n:g} {noun}{'' if n == 1 else 's'}"
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _about_accuracy(last: dict[str, Any], best: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.engine.channels import Channel, channels, guaranteed, sound_smashed
-from pmsfl.engine.plan import local_steps
+from pmsfl.engine.plan import round_steps
 from pmsfl.engine.spending import Spending
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
@@ -37,7 +37,7 @@ def show(name: str, changes: Sequence[str], rounds: int | None, as_json: bool) -
     world = World(recipe)
     if is_run:
         _check_data(directory, world)
-    spending = Spending.of(world, done)
+    spending = Spending.of(world, done * recipe.merges)
     if as_json:
         return emit_json(as_dict(world, spending, done) | {"run": name if is_run else None})
     return _tell(world, spending, done, is_run)
@@ -96,7 +96,7 @@ def paper_claims(world: World) -> list[Claim]:
         clip=r.clip,
         size=world.masked_size(max(world.depths)),
         delta=r.dp_delta,
-        steps=max((local_steps(r, int(n)) for n in world.sizes), default=0),
+        steps=max((round_steps(r, int(n)) for n in world.sizes), default=0),
         smashed=r.dp_epsilon_smashed if sound_smashed(world) else None,
         gradient_noise=r.score_gradient_noise,
         theta_noise=r.theta_noise,

@@ -58,9 +58,9 @@ class Watcher:
         """Say what is about to be trained."""
         pairs("", _heading(world, state, directory, self.executor), self.stream)
         say("", self.stream)
-        self.began, self.first = time.perf_counter(), state.round
+        self.began, self.first = time.perf_counter(), state.round // world.recipe.merges
         if fancy(self.stream):
-            self._start_bar(world.recipe.rounds, state.round)
+            self._start_bar(world.recipe.rounds, self.first)
 
     def on_note(self, line: str) -> None:
         """Say a note, once."""
@@ -140,8 +140,8 @@ def clock(seconds: float) -> str:
 
 def _heading(world: World, state: State, directory: RunDirectory, executor: str) -> list[tuple[str, str]]:
     r = world.recipe
-    cohort = len(world.plan(state.round % r.rounds).clients)
-    at = f", resumed after round {state.round}" if state.round else ""
+    cohort = len(world.plan(state.round % r.turns).clients)
+    at = f", resumed after round {state.round // r.merges}" if state.round else ""
     return [
         ("recipe", f"{r.name}, {r.rounds} rounds, seed {r.seed}{at}"),
         ("method", f"{r.method}: {world.method.summary}"),
