@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "client-statistics": {"statistics": "client", "eval_masks": 2},
     "batch-statistics": {"statistics": "batch", "mask_per": "round", "depths": "1,1,2"},
     "local-norms": {"norms": "local", "client_state": "persistent"},
+    "merges": {"merges": 2, "client_state": "stay", "epochs": 2, "cohort": 2},
     "two-of-three": {"cohort": 2, "weighting": "samples", "aggregate": "beta"},
     "compact": {"mask_codec": "entropy", "theta_codec": "u8", "cut_codec": "int8"},
     "narrow-cut": {"cut_channels": 2, "cut_pool": 2},
@@ -52,11 +53,11 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_deployment_repeats_the_reference_executor(case: str, tmp_path: Path) -> None:
     wanted, federation = recipe(**CASES[case]), three()
     server, sites = server_of(tmp_path, wanted, federation), sites_of(tmp_path, wanted, federation)
-    ended = rehearse(server, sites, wanted.rounds)
+    ended = rehearse(server, sites, wanted.turns)
     assert set(ended.values()) == {"the job is over"}
 
     world = World(wanted, federation=federation)
-    state, ledger, metrics = play(world, ReferenceExecutor, wanted.rounds)
+    state, ledger, metrics = play(world, ReferenceExecutor, wanted.turns)
     assert server.state is not None
     bottom = world.masked_size(world.cut)
     if world.method.uploads == "bits" and not world.mixed:

@@ -65,11 +65,18 @@ _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
 # The paper's masks, single ones that drop weights, at every point of this row; where no preset says otherwise they lie
 # over Kaiming's weights and never come to rest.
 _PLAIN = ("pm-sfl", "threshold-mask", "pm-sfl+narrow", milder.name, deeper.name)
+# The deep cut that single masks were attacked behind, merged once a round: what `private` was before means of masks.
+_FORMER = ("model=resnet18-lean", "depths=5", "merges=1", "client_state=fresh", "score_decay=0.0")
+_DEEP = (*(v.name for v in STAGES if "preset=private" in v.changes), one_place.name)
 cifar100 = replace(
     rows.cifar100,
     scales={"reduced": (*_REDUCED["reduced"], *rows.ONE_MASK, *rows.SHARP)},
-    note="all masks are single ones that drop weights, as in the paper",
-    rates={("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
+    note="all masks are single ones that drop weights, as in the paper; private is the preset as it was for these: a "
+    "lean ResNet-18 and one merge a round",
+    rates={
+        **{("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
+        **{("reduced", name): _FORMER for name in _DEEP},
+    },
 )
 # The recipe as it stands: forward passes under means of masks.
 cifar100_means = replace(
