@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 import pmsfl
 from pmsfl.engine.evaluate import Evaluation
 from pmsfl.engine.metrics import RoundMetrics
+from pmsfl.recipe import Recipe
+from pmsfl.report.listing import aggregation
 from pmsfl.report.progress import Watcher
 
 
@@ -76,3 +79,14 @@ def test_a_terminal_that_goes_away_does_not_stop_the_run(monkeypatch: pytest.Mon
         assert watcher.bar is None
         watcher.on_round(heard(20, 200, evaluated=True))
     assert sys.stdout is before
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"aggregate": "sampled"}, "sampled; no damping"),
+        ({"aggregate": "damped", "damping": 0.0, "merges": 10}, "damped, η = K/N; 10 merges a round"),
+    ],
+)
+def test_how_uploads_are_merged_is_told_and_how_often(changes: dict[str, Any], told: str) -> None:
+    assert aggregation(Recipe(**changes)) == told

@@ -189,7 +189,11 @@ def essentials(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def aggregation(recipe: Recipe) -> str:
-    """How uploads are merged, with the damping in use."""
+    """How uploads are merged, with the damping in use, and how often where that is more than once a round."""
+    return _rule(recipe) + (f"; {recipe.merges} merges a round" if recipe.merges > 1 else "")
+
+
+def _rule(recipe: Recipe) -> str:
     if recipe.aggregate == "damped":
         return f"damped, η = {recipe.damping:g}" if recipe.damping else "damped, η = K/N"
     if recipe.aggregate == "beta":
