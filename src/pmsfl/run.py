@@ -293,7 +293,7 @@ class _Trainer:
         for _ in range(self.recipe.merges):
             with self.directory.writing("bank.bin or a transcript"):
                 state, turn = self.executor.round(state)
-            check_finite(state)
+            check_finite(state, self.recipe.merges)
             turns.append(turn)
             spending = spending.after(self.world, self.world.plan(state.round - 1))
         trained = time.perf_counter() - began
@@ -320,11 +320,12 @@ class _Trainer:
         with self.directory.writing(self.directory.bank_file.name):
             self.state.bank.sync()
         self.directory.save_checkpoint(
-            self.state.round, self.state.to_tensors(), self.totals.metadata(), self.recipe.keep_checkpoints
+            self.rounds_done, self.state.to_tensors(), self.totals.metadata(), self.recipe.keep_checkpoints
         )
         self.saved = self.state.round
         on_disk = {done for done, _ in self.directory.checkpoints()}
-        self.kept = {r: rows for r, rows in (self.kept | {self.saved: self.state.bank}).items() if r in on_disk}
+        kept = self.kept | {self.rounds_done: self.state.bank}
+        self.kept = {done: rows for done, rows in kept.items() if done in on_disk}
 
     def _exposure(self, spending: Spending, evaluated: bool) -> dict[str, Any]:
         """How often records were seen so far and, with an evaluation, the ε that was spent."""

@@ -77,6 +77,11 @@ class RunDirectory:
                 f"with: pmsfl run --resume --out {self.path}"
             ) from e
 
+    @property
+    def tells_turns(self) -> bool:
+        """Does metrics.jsonl have a line for every merge, as a deployment's has, and not for every round?"""
+        return (self.path / "roster.json").is_file()
+
     # --- small files
 
     def recipe(self) -> Recipe:

@@ -52,6 +52,10 @@ def test_step_says_what_was_measured(pmsfl: Pmsfl, tmp_path: Path, capsys: pytes
     assert "A step takes" in (out / "log").read_text(encoding="utf-8")
 
 
+def test_a_step_does_not_hang_on_how_often_a_round_merges(pmsfl: Pmsfl) -> None:
+    assert pmsfl("bench", "step", "demo", *WORDS, "--repeats", 1, "-c", "merges=10") == 0
+
+
 def test_step_takes_itself_apart(pmsfl: Pmsfl, capsys: pytest.CaptureFixture[str]) -> None:
     assert pmsfl("bench", "step", "demo", *WORDS, "--repeats", 1, "--profile") == 0
     text = capsys.readouterr().out

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from pmsfl.deploy.secret import OWN_STREAMS, hkdf, load_or_create, site_keys
+from pmsfl.deploy.store import Store
+from pmsfl.engine.bank import Memory
 from pmsfl.engine.plan import Keys
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream
+from tests.conftest import tiny_world
 
 
 def test_hkdf_is_rfc_5869s() -> None:
@@ -52,3 +55,17 @@ def test_what_hides_something_comes_from_the_secret_and_the_rest_from_the_seed()
         assert torch.equal(together[stream], mine[stream]) == (stream is not Stream.UPLOAD)
     assert {Stream.FORWARD, Stream.UPLOAD, Stream.NOISE, Stream.LABELS} <= set(OWN_STREAMS)
     assert len({int(mine[s]) for s in OWN_STREAMS}) == len(OWN_STREAMS)
+
+
+def test_an_optimiser_is_not_recalled_in_another_round_than_its_own(tmp_path: Path) -> None:
+    world = tiny_world(client_state="stay", merges=4)
+    store, state = Store(tmp_path), {"masked.steps": torch.ones(1)}
+    nothing = torch.zeros(0, dtype=torch.int64)
+    kept = Memory(nothing, torch.zeros(0, dtype=world.dtype), 1, None, state)
+    store.remember(world, 2, "run", 1, kept, 0)  # after the first turn of the first round
+
+    def recalled(turn: int) -> bool:
+        memory = store.memory(world, "run", turn)
+        return memory is not None and bool(memory.optimiser)
+
+    assert [recalled(turn) for turn in range(1, 7)] == [True, True, True, False, False, False]

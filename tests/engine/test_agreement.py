@@ -28,7 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "persistent": {"client_state": "persistent"},
     "persistent-mixed": {"client_state": "persistent", "depths": MIXED, "client_optimiser": "adam", "lr_client": 1e-2},
     "persistent-weights": {"client_state": "persistent", "method": "splitfed"},
-    "merges": {"merges": 2},
+    "merges": {"merges": 2, "aggregate": "beta", "beta_reset": 2},
     "merges-stay": {"merges": 3, "client_state": "stay", "epochs": 3},
     "merges-stay-mixed": {"merges": 2, "client_state": "stay", "depths": MIXED, "stragglers": 0.4},
     "beta": {"aggregate": "beta", "beta_reset": 2},

@@ -159,6 +159,10 @@ def test_a_rounds_steps_are_dealt_evenly_over_its_turns(samples: int, epochs: in
     assert max(turns) == longest_turn(recipe, samples)
 
 
+def test_a_client_without_samples_has_no_steps() -> None:
+    assert round_steps(Recipe(merges=10), 0) == round_steps(Recipe(), 0) == 0
+
+
 def test_a_cohort_stays_for_all_turns_of_its_round() -> None:
     recipe = Recipe(cohort=4, merges=3, failures=0.3)
     plans = [plan_round(recipe, KEYS, t, [80] * 40, (1,) * 40) for t in range(12)]

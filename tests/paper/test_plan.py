@@ -57,7 +57,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     free |= defences | {"cut_weights", "guard", "guard_width", "model", "depths"}  # a deeper cut is one, too
     # published presets have these as published
     free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw", "score_schedule"}
-    free |= {"mask_act", "forward_masks", "upload_masks"}
+    free |= {"mask_act", "forward_masks", "upload_masks", "score_decay"}
     for row, variants in TABLES[name].at(scale):
         if row.recipe not in shipped():
             continue

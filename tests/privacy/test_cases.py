@@ -49,6 +49,12 @@ def test_recorded_smashed_data_are_those_of_the_true_images(tmp_path: Path, augm
     assert case.view.linked == (2 if augment == "none" else 1)  # two epochs; augmented views are other images
 
 
+def test_a_recorded_turn_is_said_to_be_a_part_of_its_round(tmp_path: Path) -> None:
+    _, case = recorded_case(tmp_path, images=8, method="splitfed", merges=2, rounds=1)
+    assert case.view.origin.startswith("as recorded: round 1, turn 2, ")
+    assert any("one turn of 2 in its round" in note for note in case.notes)
+
+
 @pytest.mark.parametrize(
     "stages",
     [

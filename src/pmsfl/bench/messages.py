@@ -72,7 +72,7 @@ def messages_of(path: Path | None, device: str = "auto") -> tuple[Sample, dict[s
         "model": r.model,
         "data": world.federation.name,
         "device": world.device.type,
-        "round": state.round,
+        "round": state.round // r.merges,
         "indices_in_run": {} if run is None else _in_the_run(run),
     }
     return take_sample(world, state), about

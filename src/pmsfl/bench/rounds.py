@@ -36,13 +36,15 @@ class Rounds:
         return seconds_of(self._round, self.world.device)
 
     def _round(self) -> None:
-        self.state, _ = self.executor.round(self.state)
+        for _ in range(self.world.recipe.merges):
+            self.state, _ = self.executor.round(self.state)
 
     @property
     def client_steps(self) -> float:
         """Steps of single clients in a timed round, on average."""
-        plans = [self.world.plan(t) for t in range(1, self.world.recipe.turns)]
-        return sum(sum(p.steps) for p in plans) / len(plans)
+        r = self.world.recipe
+        plans = [self.world.plan(turn) for turn in range(r.merges, r.turns)]
+        return sum(sum(p.steps) for p in plans) / (r.rounds - 1)
 
 
 def measure_rounds(setting: Setting, own_data: bool = False) -> dict[str, Any]:

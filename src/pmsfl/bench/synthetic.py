@@ -47,7 +47,7 @@ def cohort_of(recipe: Recipe) -> int:
 def whole_cohort(recipe: Recipe, clients: int, steps: int) -> tuple[Recipe, Federation]:
     """Exactly K clients, all of them at work for `steps` steps of a round, and the recipe that takes them all."""
     samples = -(-steps * recipe.batch // recipe.epochs)
-    resized = recipe.replace(clients=clients, cohort=clients)
+    resized = recipe.replace(clients=clients, cohort=clients, merges=1)
     return resized, _deal(_source(recipe, clients * samples), clients, samples, recipe.seed)
 
 

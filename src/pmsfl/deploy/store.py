@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from pmsfl.deploy import secret
@@ -47,7 +48,13 @@ class Store:
     def memory(self, world: World, run: str, round_: int) -> Memory | None:
         """What the site kept after the newest round up to `round_`; None before its first."""
         past = [(r, f) for r, f in self._memories(run) if r <= round_]
-        return unpack_memory(past[-1][1].read_bytes(), world) if past else None
+        if not past:
+            return None
+        number, file = past[-1]
+        memory, r = unpack_memory(file.read_bytes(), world), world.recipe
+        if r.client_state == "stay" and (number - 1) // r.merges != round_ // r.merges:
+            return replace(memory, optimiser={})  # of a round that this site did not see the end of
+        return memory
 
     def remember(self, world: World, depth: int, run: str, round_: int, memory: Memory, oldest: int) -> None:
         """Keep a memory; those that no checkpoint of the server can need any more go."""

@@ -108,7 +108,7 @@ class RoundPlan:
 
 def round_steps(recipe: Recipe, samples: int) -> int:
     """R_k = ⌈E·n_k/B⌉: full mini-batches in a client's round; one at least in each of its turns."""
-    return max(-(-recipe.epochs * int(samples) // recipe.batch), recipe.merges)
+    return max(-(-recipe.epochs * int(samples) // recipe.batch), recipe.merges if samples else 0)
 
 
 def local_steps(recipe: Recipe, samples: int, turn: int) -> int:

@@ -56,8 +56,9 @@ class Wire:
         _check(m, shape, codec)
         out = decode_tensor(m.payload, m.shape, m.codec, self.world.dtype)
         if not torch.isfinite(out).all():
+            round_ = m.round // self.world.recipe.merges + 1
             raise WireError(
-                f"{m.kind.name} of client {m.client} in round {m.round + 1} is not finite; if training diverged, start "
+                f"{m.kind.name} of client {m.client} in round {round_} is not finite; if training diverged, start "
                 "a new run with a lower lr_server, lr_client or lr_score"
             )
         return out.to(self.world.device)

@@ -221,7 +221,7 @@ class Server:
         """Merge what came up and return the next state."""
         w, state = self.world, self.state
         weights = self._weights()
-        fresh_prior = self.plan.round % w.recipe.beta_reset == 0
+        fresh_prior = self.plan.round % (w.recipe.beta_reset * w.recipe.merges) == 0
         shared, counts = state.shared.clone(), None if fresh_prior else state.counts
         if w.method.uploads != "nothing":
             p = uploads.values.shape[1]

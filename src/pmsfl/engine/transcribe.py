@@ -107,10 +107,17 @@ class RoundTape:
             file = self.folder / f"round-{number:06d}-client-{client:06d}.safetensors"
             write_tensors(file, tape.whole(), {"pmsfl": json.dumps(about)})
             if (kept := len(tape.steps)) < tape.planned:
+                when = told(number, self.world.recipe.merges)
                 self.note(
-                    f"record: round {number}, client {client}: steps {kept + 1} to {tape.planned} left out, "
+                    f"record: {when}, client {client}: steps {kept + 1} to {tape.planned} left out, "
                     f"record_mb = {self.world.recipe.record_mb} is full; raise it, or record fewer rounds or clients"
                 )
+
+
+def told(turn: int, merges: int) -> str:
+    """A turn, counted from 1, in words: 'round 3', or with several merges 'round 3, turn 2'."""
+    round_, part = divmod(turn - 1, merges)
+    return f"round {round_ + 1}, turn {part + 1}" if merges > 1 else f"round {round_ + 1}"
 
 
 class Transcriber:
@@ -131,7 +138,7 @@ class Transcriber:
         if self.world.recipe.record_clients == "first":
             wanted = list(plan.clients[:1])
         if not wanted:
-            self.note(f"record: round {plan.round + 1}: none of record_clients takes part")
+            self.note(f"record: {told(plan.round + 1, self.world.recipe.merges)}: none of record_clients takes part")
             return None
         mine = f"round-{plan.round + 1:06d}-"
         used = sum(f.stat().st_size for f in self.folder.glob("round-*") if not f.name.startswith(mine))

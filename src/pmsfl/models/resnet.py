@@ -83,8 +83,9 @@ def resnet18_tapered(channels: int, classes: int, width: int = 64, stem_padding:
     It can be cut after each of its ten blocks. After block 7, on 4 × 4 maps of an image of 32 × 32, a client has
     computed 1.24 times as much as after ResNet-18's second stage, on 16 × 16.
     """
-    widths = [width // 2] * 2 + [width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)]
-    return _by_blocks(channels, classes, width // 2, widths, stem_padding)
+    first = max(width // 2, 1)
+    widths = [first] * 2 + [width * n for n in (2, 2, 4, 4, 8, 8, 8, 8)]
+    return _by_blocks(channels, classes, first, widths, stem_padding)
 
 
 def _by_blocks(channels: int, classes: int, first: int, widths: Sequence[int], stem_padding: int) -> SplitModel:

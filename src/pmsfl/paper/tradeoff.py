@@ -78,13 +78,15 @@ cifar100 = replace(
         **{("reduced", name): _FORMER for name in _DEEP},
     },
 )
-# The recipe as it stands: forward passes under means of masks.
+# The recipe as it stands, forward passes under means of masks, and for every cell the merges that `private` needs.
+_MERGED = ("merges=10", "client_state=stay")
 cifar100_means = replace(
     rows.cifar100,
     name="cifar100-means",
     label=f"{rows.cifar100.label}, means of masks",
-    scales={s: rows.cifar100.scales[s] for s in ("full", "half")} | _REDUCED,
-    note="forward passes run under means of 15 masks that flip signs, as in the recipe",
+    scales={s: (*changes, *_MERGED) for s, changes in (rows.cifar100.scales | _REDUCED).items() if s != "quick"},
+    note="forward passes run under means of 15 masks that flip signs, as in the recipe; every cell merges ten times a "
+    "round",
     rates={},
 )
 MEANS = (table1.splitfed, table1.pm_sfl, *STAGES, one_place, milder)

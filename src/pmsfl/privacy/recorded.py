@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pmsfl.engine.transcribe import told
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream
@@ -80,7 +81,7 @@ def as_recorded(world: World, folder: Path, images: int, seed: int = 0) -> Case:
     observed = _linked(world, t["smashed"].to(world.dtype), rows, groups)
     last = f"{groups} of {record.kept}" if record.kept < record.steps else f"{groups}"
     view = Transcript(
-        f"as recorded: round {record.round + 1}, client {record.client}, steps 1 to {last}",
+        f"as recorded: {told(record.round + 1, world.recipe.merges)}, client {record.client}, steps 1 to {last}",
         observed,
         False,
         t["labels"][:groups] if "labels" in t else None,
@@ -99,10 +100,14 @@ def as_recorded(world: World, folder: Path, images: int, seed: int = 0) -> Case:
         seed,
     )
     generator = torch.Generator(world.device).manual_seed(seed + 1)
-    note = (
-        (f"{truth.shape[0] * truth.shape[1]} images: whole mini-batches",) if groups * rows.shape[1] != images else ()
-    )
-    return Case(view, threat, truth.flatten(0, 1), without_mask(surface, truth, generator), note)
+    notes = []
+    if groups * rows.shape[1] != images:
+        notes.append(f"{truth.shape[0] * truth.shape[1]} images: whole mini-batches")
+    if world.recipe.merges > 1:
+        notes.append(
+            f"one turn of {world.recipe.merges} in its round: the server saw more of these images, same-view counts it"
+        )
+    return Case(view, threat, truth.flatten(0, 1), without_mask(surface, truth, generator), tuple(notes))
 
 
 def _truth(world: World, record: Recording, rows: Tensor) -> Tensor:

@@ -60,6 +60,10 @@ def standing(directory: RunDirectory) -> str:
     return f"resumable from round {kept[-1][0]}" if kept else "resumable from the start"
 
 
+def _all_rounds(directory: RunDirectory, recipe: Recipe) -> int:
+    return recipe.turns if directory.tells_turns else recipe.rounds
+
+
 # --- pmsfl ls
 
 
@@ -88,7 +92,7 @@ def _row(path: Path) -> tuple[str, ...]:
         recipe.method,
         recipe.preset,
         str(recipe.seed),
-        f"{last.get('round', 0)}/{recipe.rounds}",
+        f"{last.get('round', 0)}/{_all_rounds(directory, recipe)}",
         percent(evaluated[-1]["evaluation"]["accuracy"] if evaluated else None),
         number(last.get("mask_entropy")),
         human_bytes(bytes_sent(metrics).get("total", 0)),
@@ -108,7 +112,10 @@ def show_run(path: Path) -> None:
         return say("no round is complete yet")
     last = metrics[-1]
     say()
-    pairs(f"round {last['round']} of {recipe.rounds}", [*_last_round(last), ("privacy", privacy_line(metrics))])
+    pairs(
+        f"round {last['round']} of {_all_rounds(directory, recipe)}",
+        [*_last_round(last), ("privacy", privacy_line(metrics))],
+    )
     for text in troubles(recipe, last):
         say(f"  warning: {text}")
     say()

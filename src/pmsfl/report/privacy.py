@@ -37,7 +37,7 @@ def show(name: str, changes: Sequence[str], rounds: int | None, as_json: bool) -
     world = World(recipe)
     if is_run:
         _check_data(directory, world)
-    spending = Spending.of(world, done * recipe.merges)
+    spending = Spending.of(world, done if is_run and directory.tells_turns else done * recipe.merges)
     if as_json:
         return emit_json(as_dict(world, spending, done) | {"run": name if is_run else None})
     return _tell(world, spending, done, is_run)
