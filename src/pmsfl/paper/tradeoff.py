@@ -84,7 +84,7 @@ cifar100_means = replace(
     rows.cifar100,
     name="cifar100-means",
     label=f"{rows.cifar100.label}, means of masks",
-    scales={s: (*changes, *_MERGED) for s, changes in (rows.cifar100.scales | _REDUCED).items() if s != "quick"},
+    scales={s: (*changes, *_MERGED) for s, changes in {**rows.cifar100.scales, **_REDUCED}.items() if s != "quick"},
     note="forward passes run under means of 15 masks that flip signs, as in the recipe; every cell merges ten times a "
     "round",
     rates={},
