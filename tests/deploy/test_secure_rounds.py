@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lg-fedavg": {"method": "lg-fedavg", "depths": "4"},
     "depthfl": {"method": "depthfl", "depths": "1,2,2"},
     "nothing-personal": {"personal_ratio": 0.0, "depths": "2"},
+    "merges": {"merges": 3, "client_state": "stay", "epochs": 3},
 }
 
 
