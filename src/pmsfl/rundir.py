@@ -29,6 +29,7 @@ from pmsfl.recipe import Recipe
 from pmsfl.tensorfile import TensorFileError, read_tensors, write_tensors
 
 RUNS = Path("runs")
+ROSTER = "roster.json"  # a deployment's sites; a simulation has none
 T = TypeVar("T")
 
 
@@ -80,7 +81,7 @@ class RunDirectory:
     @property
     def tells_turns(self) -> bool:
         """Does metrics.jsonl have a line for every merge, as a deployment's has, and not for every round?"""
-        return (self.path / "roster.json").is_file()
+        return (self.path / ROSTER).is_file()
 
     # --- small files
 

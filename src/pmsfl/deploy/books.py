@@ -17,11 +17,10 @@ from pmsfl.engine.spending import Spending, Spent
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.recipe import Recipe
-from pmsfl.rundir import RunDirectory
+from pmsfl.rundir import ROSTER, RunDirectory
 from pmsfl.totals import Totals, metrics_line
 from pmsfl.wire.ledger import Ledger
 
-ROSTER = "roster.json"
 STATUS = "status.json"
 
 
