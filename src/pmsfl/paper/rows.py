@@ -116,6 +116,16 @@ cifar100 = Row(
         )
     },
 )
+# A cohort that merges ten times in its round, with optimisers that go on: what the preset `private` has, for all alike.
+MERGED = ("merges=10", "client_state=stay")
+cifar100_merged = replace(
+    cifar100,
+    name="cifar100-merged",
+    label=f"{cifar100.label}, ten merges a round",
+    scales={s: (*cifar100.scales[s], *MERGED) for s in ("full", "half")},
+    published="",
+    note="every method merges ten times a round, with as many steps; private is the defended preset at the same budget",
+)
 cifar100_depths = Row(
     "cifar100-depths",
     "cifar100-depths",

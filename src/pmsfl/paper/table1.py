@@ -35,6 +35,7 @@ depthfl = _method("depthfl", "DepthFL")
 pm_sfl = _method("pm-sfl", "PM-SFL")
 single_masks = Variant(rows.SINGLE, "PM-SFL, single masks", ("method=pm-sfl", *rows.ONE_MASK))
 pm_sfl_paper = Variant("pm-sfl@paper", "PM-SFL, preset paper", ("method=pm-sfl", "preset=paper"))
+private = Variant("pm-sfl@private", "PM-SFL, private", ("method=pm-sfl", "preset=private"))
 uncompensated = Variant("pm-sfl-uncompensated", "PM-SFL, no compensation", ("method=pm-sfl", "compensation=false"))
 CONTROLS = (
     _method("frozen-mask", "control: frozen random mask"),
@@ -50,6 +51,7 @@ LINES = (
     (rows.demo, (*PERSONAL[:6], pm_sfl_paper, *CONTROLS)),
     (rows.demo_depths, MIXED),
     (rows.cifar100, (*GLOBAL[:5], single_masks, *GLOBAL[5:])),
+    (rows.cifar100_merged, (splitfed, pm_sfl, private, CONTROLS[0])),
     (rows.femnist, PERSONAL),
     (rows.unipen, PERSONAL),
     (_not_quick(rows.unipen_own), (*PERSONAL[:6], single_masks, *PERSONAL[6:])),
@@ -74,6 +76,7 @@ SHORT = {
     "pm-sfl-single": "single masks",
     "pm-sfl-uncompensated": "no compensation",
     "pm-sfl@paper": "preset paper",
+    "pm-sfl@private": "preset private",
     "frozen-mask": "frozen mask",
     "dense-frozen": "frozen, no mask",
     "threshold-mask": "threshold mask",

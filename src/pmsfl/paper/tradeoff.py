@@ -25,7 +25,7 @@ from pmsfl.report.interval import mean
 
 EPSILONS = ("5", "2", "1", "0.5", "0.1")  # the paper's grid, of smashed data; 5 for updates
 NO_PEEK = ("0.5", "5")
-RECOMMENDED = "pm-sfl@private"
+RECOMMENDED = table1.private.name
 
 
 def _private(*keys: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ BASELINES = (
 )
 STAGES = (
     Variant("pm-sfl+narrow", "PM-SFL, narrow cut", ("method=pm-sfl", *NARROW)),
-    Variant(RECOMMENDED, "PM-SFL, private", ("method=pm-sfl", "preset=private")),
+    table1.private,
     Variant("pm-sfl@private+guard", "PM-SFL, private, guarded", ("method=pm-sfl", "preset=private", "guard=0.1")),
     Variant("splitfed@private", "SplitFed, private", ("method=splitfed", "preset=private")),
 )
@@ -79,12 +79,11 @@ cifar100 = replace(
     },
 )
 # The recipe as it stands, forward passes under means of masks, and for every cell the merges that `private` needs.
-_MERGED = ("merges=10", "client_state=stay")
 cifar100_means = replace(
     rows.cifar100,
     name="cifar100-means",
     label=f"{rows.cifar100.label}, means of masks",
-    scales={s: (*changes, *_MERGED) for s, changes in {**rows.cifar100.scales, **_REDUCED}.items() if s != "quick"},
+    scales={s: (*changes, *rows.MERGED) for s, changes in {**rows.cifar100.scales, **_REDUCED}.items() if s != "quick"},
     note="forward passes run under means of 15 masks that flip signs, as in the recipe; every cell merges ten times a "
     "round",
     rates={},
