@@ -4,7 +4,7 @@ operations each, and the host could not launch them as fast as the GPU does them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,8 +16,11 @@ from pmsfl.engine.rows import rebuilt, tensors
 WARM_UP = 2  # calls before a capture: libraries choose their kernels and allocate their workspaces there
 
 
-def capture(function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A recording of function() and what it returns, which every replay overwrites. pool: other recordings' memory."""
+def capture(
+    function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP, generators: Sequence[torch.Generator] = ()
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A recording of function() and what it returns, which every replay overwrites. pool: other recordings' memory;
+    generators: whose randomness it draws, and every replay draws on."""
     stream = _stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -27,6 +30,8 @@ def capture(function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP) -> t
     if pool is None:
         torch.cuda.empty_cache()  # only for the first: others fit into its memory, and a round keeps its own
     graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
     with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool)
         try:
@@ -40,6 +45,25 @@ def capture(function: Callable[[], Any], pool: Any, warm_up: int = WARM_UP) -> t
 def _stream() -> torch.cuda.Stream:
     """One for all recordings: libraries keep a workspace for every stream they have seen."""
     return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+def repeat(step: Callable[[], None], times: int, generator: torch.Generator) -> None:
+    """step() so many times, drawing from `generator`. On a GPU all but the first come from a recording.
+
+    So whatever changes from one to the next has to be in tensors that the step itself moves. A step that cannot be
+    recorded is played as it is.
+    """
+    play: Callable[[], object] = step
+    if generator.device.type == "cuda" and times > WARM_UP:
+        try:
+            play = capture(step, None, generators=[generator])[0].replay
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            play = step
+        times -= WARM_UP  # these were steps as good as any
+    for _ in range(times):
+        play()
 
 
 class Replays:
