@@ -7,9 +7,9 @@ from typing import Any
 PAPER_RATIO = 0.5  # the paper's personal ratio, in rows by writer and by person
 FOR_MAPS = ("cut_pool",)  # keys of `private` that sequences have no use for
 # `private` for ResNet-18 cut at one depth: deeper for 1.24 times the work, and only 2 × 2 places of an image cross.
-# Measured on CIFAR-100 (docs/cut.md): 0.31 to a decoder, where `private`'s other numbers leave it 0.76.
+# Measured on CIFAR-100 (docs/cut.md): 0.33 to the whole suite, where `private`'s other numbers leave it 0.75.
 # A deep bottom needs masks that can do what weights can, means of several that flip signs, and more merges than one in
-# five epochs, with optimisers that outlast them: 69.5 % after 300 rounds. Without the merges the cut has 63.1, with
+# five epochs, with optimisers that outlast them: 69.7 % after 300 rounds. Without the merges the cut has 63.1, with
 # single masks that drop weights 53.6 (both with the lean network, cut after block 5).
 PRIVATE_RESNET: dict[str, Any] = {
     "model": "resnet18-tapered",

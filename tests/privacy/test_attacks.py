@@ -302,3 +302,26 @@ def test_a_decoder_draws_on_no_fewer_places_than_a_quarter_of_the_image(smashed:
     assert q.grad is not None
     assert bool((q.grad[0] != 0).all())
     assert not bool(q.grad[1].any())
+
+
+@pytest.mark.parametrize("steps", [20, 57, 1200])
+def test_a_decoders_rate_goes_through_one_cycle(steps: int) -> None:
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, decoder.PEAK_LR, total_steps=steps, pct_start=decoder.RISE, cycle_momentum=False
+    )
+    wanted = []
+    for _ in range(steps):
+        wanted.append(cycle.get_last_lr()[0])
+        optimiser.step()
+        if len(wanted) < steps:
+            cycle.step()
+    assert decoder.one_cycle(steps).tolist() == pytest.approx(wanted, abs=1e-8)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_shortest_training_has_a_rate_for_every_step(steps: int) -> None:
+    rates = decoder.one_cycle(steps)
+    assert len(rates) == steps
+    assert (rates > 0.0).all()
+    assert (rates <= decoder.PEAK_LR).all()

@@ -27,7 +27,13 @@ COLOURS = {
     "dense-frozen": "#8a8a8a",
     "threshold-mask": "#b5b5b5",
 }
-DASHES = {"pm-sfl@paper": "--", "pm-sfl-uncompensated": ":", "dense-frozen": "--", "threshold-mask": ":"}
+DASHES = {
+    "pm-sfl@paper": "--",
+    "pm-sfl@private": "-.",
+    "pm-sfl-uncompensated": ":",
+    "dense-frozen": "--",
+    "threshold-mask": ":",
+}
 PALETTE = ("#0b5fa5", "#e69f00", "#009e73", "#c1272d", "#56b4e9", "#8c5fbf", "#4d4d4d", "#d9a7c7", "#7a9a01")
 DPI = 150
 

@@ -119,7 +119,7 @@ class Trainer:
 
     def trained(self) -> tuple[nn.Module, Tensor, Tensor]:
         """The decoder, and the mean and deviation of its input's channels."""
-        b, device = self.budget, self.threat.device
+        device = self.threat.device
         _, q = self.sample()
         axes = self.axes(q)
         shift = q.mean(axes, keepdim=True)
