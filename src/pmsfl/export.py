@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pmsfl.data.arrays import load_samples
 from pmsfl.engine.evaluate import Evaluator, Job
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
@@ -127,7 +128,7 @@ def export_run(run: Run, client: int | None = None, out: Path | None = None) -> 
         "along": list(w.mean.shape),
         "mask": r.eval_mask if w.method.theta(w.initial_scores[:1]) is not None else "none",
         "holder": whose,
-        "rounds": state.round // r.merges,
+        "rounds": round_of(r, state.round),
     }
     model_file, example = folder / "model.safetensors", folder / "load_model.py"
     write_tensors(model_file, tensors, {"pmsfl": json.dumps(about)})

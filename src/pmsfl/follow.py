@@ -53,5 +53,5 @@ def _play(world: World, processes: Processes, state: State) -> None:
     executor, evaluator = DistributedExecutor(world, ledger, processes), Evaluator(world, ledger, processes)
     while state.round < world.recipe.turns:
         state, _ = executor.round(state)
-        check_finite(state, world.recipe.merges)
+        check_finite(state, world.recipe)
         evaluate_when_due(evaluator, state)

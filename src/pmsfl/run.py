@@ -19,6 +19,7 @@ from pmsfl.engine.distributed import DistributedExecutor, check_shareable
 from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluate_when_due
 from pmsfl.engine.health import warnings
 from pmsfl.engine.metrics import RoundMetrics, check_finite, over_turns
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
 from pmsfl.engine.spending import Spending
@@ -247,7 +248,7 @@ class _Trainer:
     @property
     def rounds_done(self) -> int:
         """Whole rounds so far: a run stops and saves between them only."""
-        return self.state.round // self.recipe.merges
+        return round_of(self.recipe, self.state.round)
 
     def _claim_rows(self, bank: Bank) -> None:
         """Rows that older checkpoints refer to stay as they are, too."""
@@ -293,11 +294,11 @@ class _Trainer:
         for _ in range(self.recipe.merges):
             with self.directory.writing("bank.bin or a transcript"):
                 state, turn = self.executor.round(state)
-            check_finite(state, self.recipe.merges)
+            check_finite(state, self.recipe)
             turns.append(turn)
             spending = spending.after(self.world, self.world.plan(state.round - 1))
         trained = time.perf_counter() - began
-        done, metrics = state.round // self.recipe.merges, over_turns(turns)
+        done, metrics = round_of(self.recipe, state.round), over_turns(turns)
         evaluation = evaluate_when_due(self.evaluator, state)
         t = self.totals.after(done, trained, time.perf_counter() - began, evaluation)
         line = metrics_line(metrics, t.ledger.difference(before).as_dict())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World, pick_device
 from pmsfl.errors import PmsflError
@@ -72,7 +73,7 @@ def messages_of(path: Path | None, device: str = "auto") -> tuple[Sample, dict[s
         "model": r.model,
         "data": world.federation.name,
         "device": world.device.type,
-        "round": state.round // r.merges,
+        "round": round_of(r, state.round),
         "indices_in_run": {} if run is None else _in_the_run(run),
     }
     return take_sample(world, state), about

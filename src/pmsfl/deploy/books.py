@@ -86,7 +86,7 @@ class Books:
         more: dict[str, Any],
     ) -> dict[str, Any]:
         """One round's line; returns it."""
-        check_finite(state)
+        check_finite(state, self.recipe)
         now = time.perf_counter()
         seconds, self.began = now - self.began, now
         t = self.totals.after(state.round, seconds, seconds, evaluation)

@@ -20,7 +20,7 @@ from pmsfl.deploy.frames import Answer, Request, Status
 from pmsfl.deploy.live import LiveRound
 from pmsfl.deploy.phases import Phases
 from pmsfl.deploy.roster import Roster
-from pmsfl.deploy.rules import check_deployable, digest_of, evaluates_after, hides_smashed, largest_request
+from pmsfl.deploy.rules import check_deployable, digest_of, hides_smashed, largest_request
 from pmsfl.deploy.secure import Authority, SecureError
 from pmsfl.deploy.secure_round import SecureRound
 from pmsfl.deploy.settings import Bounds, Patience
@@ -28,7 +28,7 @@ from pmsfl.deploy.sums import alone, check_depths, check_summable, may_be_person
 from pmsfl.deploy.worlds import server_world
 from pmsfl.engine.evaluate import Evaluation
 from pmsfl.engine.metrics import RoundMetrics
-from pmsfl.engine.plan import RoundPlan, cohort_size, plan_round
+from pmsfl.engine.plan import RoundPlan, cohort_size, evaluates_after, plan_round
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError

@@ -28,11 +28,6 @@ def hides_smashed(recipe: Recipe) -> bool:
     return recipe.dp_smashed != "off" or recipe.method == "splitfed-dp"
 
 
-def evaluates_after(recipe: Recipe, rounds: int) -> bool:
-    """Is there an evaluation after so many rounds?"""
-    return rounds == recipe.turns or rounds % (recipe.eval_every * recipe.merges) == 0
-
-
 def largest_request(world: World) -> int:
     """No request of this run is longer, in bytes: a batch, a pass of an evaluation, an upload, each in full."""
     rows = max(world.recipe.batch, ROWS_PER_CLIENT)

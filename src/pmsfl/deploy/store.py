@@ -16,6 +16,7 @@ from pathlib import Path
 from pmsfl.deploy import secret
 from pmsfl.deploy.roster import Manifest
 from pmsfl.engine.bank import pack_memory, unpack_memory
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.state import Memory
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
@@ -52,7 +53,7 @@ class Store:
             return None
         number, file = past[-1]
         memory, r = unpack_memory(file.read_bytes(), world), world.recipe
-        if r.client_state == "stay" and (number - 1) // r.merges != round_ // r.merges:
+        if r.client_state == "stay" and round_of(r, number - 1) != round_of(r, round_):
             return replace(memory, optimiser={})  # of a round that this site did not see the end of
         return memory
 

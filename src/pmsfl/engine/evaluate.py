@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.engine.passes import Inputs, Passes
+from pmsfl.engine.plan import evaluates_after
 from pmsfl.engine.processes import Processes
 from pmsfl.engine.state import Memory, State
 from pmsfl.engine.statistics import Statistics
@@ -309,7 +310,7 @@ def evaluate_when_due(evaluator: Evaluator, state: State) -> Evaluation | None:
     r = evaluator.world.recipe
     if state.round == r.turns:
         return evaluator.evaluate_every_way(state)
-    return evaluator.evaluate(state) if state.round % (r.eval_every * r.merges) == 0 else None
+    return evaluator.evaluate(state) if evaluates_after(r, state.round) else None
 
 
 def _batches(rows: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

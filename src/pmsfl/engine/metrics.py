@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from pmsfl.engine.client import Finished
-from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.plan import RoundPlan, round_of
 from pmsfl.engine.server import Server
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
+from pmsfl.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,17 @@ def diverged(round_: int, what: str) -> PmsflError:
     )
 
 
-def check_finite(state: State, merges: int = 1) -> None:
-    """Raises where what the last turn learned is no number. merges: turns that the message takes for a round."""
+def check_finite(state: State, recipe: Recipe) -> None:
+    """Raises where what the last turn learned is no number."""
     if not (torch.isfinite(state.shared).all() and torch.isfinite(state.plain).all()):
-        raise diverged((state.round - 1) // merges, "what was learned is not finite")
+        raise diverged(round_of(recipe, state.round - 1), "what was learned is not finite")
 
 
 def collect(world: World, server: Server, done: Sequence[Finished], plan: RoundPlan) -> RoundMetrics:
     """The metrics of a round. Raises where the loss is no number: the state before the round is still good."""
     loss = float(server.rows.loss_sum) / max(server.samples, 1)
     if not math.isfinite(loss):
-        raise diverged(plan.round // world.recipe.merges, f"the loss is {loss}")
+        raise diverged(round_of(world.recipe, plan.round), f"the loss is {loss}")
     bits: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     crossed: list[float] = []

@@ -49,6 +49,16 @@ def personal_from(recipe: Recipe) -> int:
     return math.ceil(recipe.agreement * recipe.rounds - 1e-9) * recipe.merges
 
 
+def round_of(recipe: Recipe, turn: int) -> int:
+    """The round of a turn, both counted from 0; and of how many turns are done, how many rounds."""
+    return turn // recipe.merges
+
+
+def evaluates_after(recipe: Recipe, turns: int) -> bool:
+    """Is there an evaluation after so many turns? After every `eval_every` rounds and after the last."""
+    return turns == recipe.turns or turns % (recipe.eval_every * recipe.merges) == 0
+
+
 def stays(recipe: Recipe, turn: int) -> bool:
     """Does the cohort of a turn, counted from 0, play the next one, too?"""
     return (turn + 1) % recipe.merges != 0
@@ -140,7 +150,7 @@ def plan_round(recipe: Recipe, keys: Keys, round_: int, sizes: Sequence[int], de
     if not len(eligible):
         raise PmsflError("no client has any training data; check data_path, partition and max_samples")
     k = cohort_size(recipe, len(eligible))
-    drawn_in = round_ // recipe.merges
+    drawn_in = round_of(recipe, round_)
     order = permutation(keys.at(Stream.SAMPLING, drawn_in), len(eligible))[:k]
     sampled = [int(c) for c in eligible[order.cpu().numpy()]]
     steps = {c: local_steps(recipe, sizes[c], round_) for c in sampled}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.engine.client import Finished
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.world import World
 from pmsfl.wire.codecs import Codec, payload_bounds
 from pmsfl.wire.coded_masks import decode_bits, encode_bits
@@ -56,7 +57,7 @@ class Wire:
         _check(m, shape, codec)
         out = decode_tensor(m.payload, m.shape, m.codec, self.world.dtype)
         if not torch.isfinite(out).all():
-            round_ = m.round // self.world.recipe.merges + 1
+            round_ = round_of(self.world.recipe, m.round) + 1
             raise WireError(
                 f"{m.kind.name} of client {m.client} in round {round_} is not finite; if training diverged, start "
                 "a new run with a lower lr_server, lr_client or lr_score"

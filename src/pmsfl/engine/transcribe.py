@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pmsfl.engine.plan import RoundPlan
+from pmsfl.engine.plan import RoundPlan, round_of
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.tensorfile import write_tensors
@@ -132,7 +132,7 @@ class Transcriber:
     def of_round(self, plan: RoundPlan) -> RoundTape | None:
         """A tape for this round, None where nothing of it is wanted. Recorded rounds are played as they are: no step
         of theirs is replayed from a recording."""
-        if plan.round // self.world.recipe.merges not in self.rounds:
+        if round_of(self.world.recipe, plan.round) not in self.rounds:
             return None
         wanted = list(plan.clients) if self.clients is None else [c for c in plan.clients if c in self.clients]
         if self.world.recipe.record_clients == "first":

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from pmsfl.engine.client import Bottoms
 from pmsfl.engine.evaluate import Evaluator
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.masks.bernoulli import mask_of, stand_in
@@ -37,7 +38,7 @@ def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
     if labels is not None:
         gradient = torch.stack([_sent_back(world, state, client, q, y) for q, y in zip(looks[0], labels, strict=True)])
         updates = tuple(one_step(world, state, client, *seen) for seen in zip(rows, weights, gradient, strict=True))
-    done = state.round // world.recipe.merges
+    done = round_of(world.recipe, state.round)
     view = Transcript(
         f"same view of client {client} after {done} rounds: chosen images, none augmented",
         torch.stack(looks, 2),

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from pmsfl.engine.memory_plan import MemoryPlan, plan_memory
+from pmsfl.engine.plan import round_of
 from pmsfl.engine.state import State
 from pmsfl.engine.world import World
 from pmsfl.report.console import count, fancy, hang_up, human_bytes, note, number, pairs, percent, say
@@ -58,7 +59,7 @@ class Watcher:
         """Say what is about to be trained."""
         pairs("", _heading(world, state, directory, self.executor), self.stream)
         say("", self.stream)
-        self.began, self.first = time.perf_counter(), state.round // world.recipe.merges
+        self.began, self.first = time.perf_counter(), round_of(world.recipe, state.round)
         if fancy(self.stream):
             self._start_bar(world.recipe.rounds, self.first)
 
@@ -141,7 +142,7 @@ def clock(seconds: float) -> str:
 def _heading(world: World, state: State, directory: RunDirectory, executor: str) -> list[tuple[str, str]]:
     r = world.recipe
     cohort = len(world.plan(state.round % r.turns).clients)
-    at = f", resumed after round {state.round // r.merges}" if state.round else ""
+    at = f", resumed after round {round_of(r, state.round)}" if state.round else ""
     return [
         ("recipe", f"{r.name}, {r.rounds} rounds, seed {r.seed}{at}"),
         ("method", f"{r.method}: {world.method.summary}"),
