@@ -22,10 +22,11 @@ from pmsfl.engine.metrics import RoundMetrics, check_finite, over_turns
 from pmsfl.engine.plan import round_of
 from pmsfl.engine.processes import Processes, launched, own_device, together
 from pmsfl.engine.reference import ReferenceExecutor
+from pmsfl.engine.settings import pick_device
 from pmsfl.engine.spending import Spending
 from pmsfl.engine.state import State
 from pmsfl.engine.transcribe import Transcriber, check_recording
-from pmsfl.engine.world import World, pick_device
+from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.follow import Assignment, follow
 from pmsfl.recipe import Recipe

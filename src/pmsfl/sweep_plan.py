@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.data.federation import Federation
-from pmsfl.engine.world import World, federation_of
+from pmsfl.engine.settings import federation_of
+from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe, RecipeError
 from pmsfl.rundir import RunDirectory

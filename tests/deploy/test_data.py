@@ -9,7 +9,7 @@ import pytest
 
 from pmsfl.deploy.data import load_site_data
 from pmsfl.deploy.roster import EnrolmentError, Facts, Roster
-from pmsfl.engine.world import federation_of
+from pmsfl.engine.settings import federation_of
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 

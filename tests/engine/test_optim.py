@@ -9,7 +9,7 @@ import torch
 
 from pmsfl.engine.optim import RowOptimiser
 from pmsfl.engine.rows import rebuilt, tensors
-from pmsfl.engine.world import learning_rate
+from pmsfl.engine.settings import learning_rate
 from pmsfl.masks.random import Stream, fold, normal, root
 
 KEY = root(0, Stream.NOISE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pmsfl.engine.world import uses_half
+from pmsfl.engine.settings import uses_half
 from pmsfl.errors import PmsflError
 
 from ..conftest import tiny_recipe, tiny_world

@@ -17,7 +17,7 @@ from pmsfl.bench.show import show_rounds, show_scale, show_step
 from pmsfl.bench.show_wire import show_wire
 from pmsfl.bench.step import measure_step
 from pmsfl.bench.wire import measure_wire
-from pmsfl.engine.world import pick_device
+from pmsfl.engine.settings import pick_device
 from pmsfl.report.console import emit_json, say
 
 Show = Callable[[dict[str, Any], TextIO], None]

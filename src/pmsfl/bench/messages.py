@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pmsfl.engine.cohort import CohortExecutor
 from pmsfl.engine.plan import round_of
+from pmsfl.engine.settings import pick_device
 from pmsfl.engine.state import State
-from pmsfl.engine.world import World, pick_device
+from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.run import Run

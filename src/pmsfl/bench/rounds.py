@@ -13,8 +13,9 @@ from pmsfl.bench.synthetic import whole_federation
 from pmsfl.bench.timing import Times, ratio, seconds_of, take_turns
 from pmsfl.data.federation import Federation
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.settings import federation_of
 from pmsfl.engine.state import State
-from pmsfl.engine.world import World, federation_of
+from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.models.registry import make_model
 from pmsfl.wire.ledger import Ledger

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pmsfl.engine.world import pick_device
+from pmsfl.engine.settings import pick_device
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 

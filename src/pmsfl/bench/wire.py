@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pmsfl.bench.messages import Sample, keep_messages, messages_of
-from pmsfl.engine.world import CODECS, THETA_CODECS
+from pmsfl.engine.settings import CODECS, THETA_CODECS
 from pmsfl.errors import PmsflError
 from pmsfl.masks.bernoulli import entropy_bits
 from pmsfl.wire.codecs import Codec

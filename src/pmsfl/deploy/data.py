@@ -10,7 +10,7 @@ from pmsfl.data.arrays import load_npz
 from pmsfl.data.source import Array, Ints
 from pmsfl.data.split import split_matched
 from pmsfl.deploy.roster import Facts, moments
-from pmsfl.engine.world import federation_of
+from pmsfl.engine.settings import federation_of
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 

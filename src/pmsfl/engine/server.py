@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from pmsfl.engine.plan import RoundPlan
 from pmsfl.engine.rows import Clock, ServerRows
+from pmsfl.engine.settings import learning_rate
 from pmsfl.engine.state import Memory, State, server_optimisers
-from pmsfl.engine.world import World, learning_rate
+from pmsfl.engine.world import World
 from pmsfl.masks.aggregate import merge
 from pmsfl.masks.bernoulli import keep_mask
 from pmsfl.masks.compensate import compensate

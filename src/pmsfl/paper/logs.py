@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pmsfl.engine.world import kind_of_weights
+from pmsfl.engine.settings import kind_of_weights
 from pmsfl.errors import PmsflError
 from pmsfl.locks import only_one
 from pmsfl.methods import make_method

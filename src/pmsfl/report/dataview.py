@@ -10,7 +10,7 @@ import numpy as np
 
 from pmsfl.data.federation import Federation
 from pmsfl.engine.plan import assign_depths
-from pmsfl.engine.world import federation_of
+from pmsfl.engine.settings import federation_of
 from pmsfl.errors import PmsflError
 from pmsfl.models.registry import make_model
 from pmsfl.recipe import Recipe

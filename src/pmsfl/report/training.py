@@ -12,7 +12,8 @@ import torch
 from pmsfl.engine.cost import Estimate, estimate
 from pmsfl.engine.distributed import executor_title
 from pmsfl.engine.processes import launched, leads
-from pmsfl.engine.world import World, pick_device
+from pmsfl.engine.settings import pick_device
+from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import (
