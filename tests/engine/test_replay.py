@@ -71,6 +71,16 @@ def test_a_step_that_cannot_be_recorded_is_played_as_often(monkeypatch: pytest.M
     assert (steps.plain, steps.replayed) == (20, 0)
 
 
+def test_a_recording_that_fails_before_its_warm_up_costs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no stream")
+
+    steps = Steps()
+    monkeypatch.setattr(replay, "capture", capture)
+    repeat(steps, 20, GPU)
+    assert steps.plain == 20
+
+
 def test_a_full_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "capture", recorder(Steps(), torch.cuda.OutOfMemoryError("no room")))
     with pytest.raises(torch.cuda.OutOfMemoryError, match="no room"):

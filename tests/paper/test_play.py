@@ -224,3 +224,10 @@ def test_of_methods_that_train_scores_every_knob_counts() -> None:
     assert identity(weights.replace(frozen="signed")) != identity(weights.replace(frozen="kaiming"))
     assert identity(weights.replace(aggregate="damped")) != identity(weights.replace(aggregate="sampled"))
     assert identity(Recipe(method="splitfed")) != identity(Recipe(method="splitfed", lr_client=0.7))
+
+
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_an_empty_choice_is_not_everything(empty: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play(tmp_path, "--only", empty) == 2
+    assert "name a cell, row/method" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

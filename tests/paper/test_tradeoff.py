@@ -144,6 +144,18 @@ def test_without_its_run_a_cell_is_trained_again_for_the_attack(tmp_path: Path) 
     assert list(tmp_path.glob("logs/tradeoff/*")) == [log]
 
 
+def test_a_damaged_log_of_an_attack_costs_the_attack_alone(tmp_path: Path) -> None:
+    assert play_(tmp_path, "--only", PLAIN) == 0
+    [log] = tmp_path.glob("logs/tradeoff/*")
+    (log / "attack-quick.npz").write_bytes(b"PK")
+    assert read_pictures(log, PLAN) is None
+    (log / "attack-quick.json").write_text('{"plan": ')
+    assert read_attack(log, PLAN) is None
+    assert play_(tmp_path, "--only", PLAIN) == 0
+    assert read_attack(log, PLAN) is not None
+    assert read_pictures(log, PLAN) is not None
+
+
 def test_an_attack_by_another_call_is_left_to_it(tmp_path: Path) -> None:
     assert play_(tmp_path, "--only", PLAIN) == 0
     [log] = tmp_path.glob("logs/tradeoff/*")

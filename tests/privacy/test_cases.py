@@ -130,6 +130,17 @@ def test_same_view_shows_the_same_images_under_fresh_masks() -> None:
     assert torch.allclose(whole, case.unmasked.smashed[:, :, 0], atol=1e-5)
 
 
+def test_without_a_mask_that_flips_signs_the_bottom_runs_under_the_mean_of_it() -> None:
+    world = image_world(mask_act="flip")
+    case = same_view(world, State.initial(world), 16)
+    surface, truth = case.threat.surface, case.truth.reshape(2, 8, *case.truth.shape[1:])
+    assert surface.theta is not None
+    assert case.unmasked is not None
+    mean = surface.bottom(truth, (surface.weights * (2.0 * surface.theta - 1.0)).expand(2, -1))
+    assert torch.allclose(mean, case.unmasked.smashed[:, :, 0], atol=1e-5)
+    assert torch.equal(case.threat.unmasked().surface.weights, surface.expected())
+
+
 @pytest.mark.parametrize("act", ["drop", "flip"])
 @pytest.mark.parametrize("masks", [1, 4])
 def test_masks_of_every_kind_are_drawn_and_used_as_clients_do(act: str, masks: int) -> None:
@@ -292,11 +303,15 @@ def test_a_lonely_client_leaves_no_public_images() -> None:
     assert same_view(world, State.initial(world), 8).threat.public is None
 
 
-def test_labels_that_stay_leave_no_gradient() -> None:
-    world = image_world(labels="u-shape")
-    view = same_view(world, State.initial(world), 8).view
-    assert (view.labels, view.gradient, view.updates) == (None, None, ())
+@pytest.mark.parametrize("method", ["pm-sfl", "splitfed"])
+def test_labels_that_stay_hide_no_gradient_and_no_upload(method: str) -> None:
+    """The server makes the gradients at the cut itself, whoever has the labels."""
+    world, open_world = image_world(method=method, labels="u-shape"), image_world(method=method)
+    view, seen = (same_view(w, State.initial(w), 8).view for w in (world, open_world))
+    assert view.labels is None
     assert "never crossed" in str(dataclasses.replace(view))
+    torch.testing.assert_close(view.gradient, seen.gradient)
+    torch.testing.assert_close([u.after for u in view.updates], [u.after for u in seen.updates])
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -153,7 +153,7 @@ def test_the_command_sees_the_images_where_they_cross_and_nothing_where_noise_do
     ("words", "code", "message"),
     [
         (("--attacks", "jiont"), 1, "unknown attack 'jiont'"),
-        (("--images", "0"), 1, "at least 1"),
+        (("--images", "0"), 2, "at least 1"),
         (("--observations", "live"), 2, "same-view"),
         (("--budget", "huge"), 2, "quick"),
     ],
@@ -177,6 +177,8 @@ def outcome(role: str, score: float, name: str = "x") -> Outcome:
         (0.3, 0.95, "proves nothing about better ones"),
         (0.16, 0.95, "no proof"),
         (0.25, 0.2, "say nothing about the mask"),
+        (0.33, 0.14, "hides nothing"),
+        (0.33, 0.2, "at SSIM 0.33"),
         (0.9, None, "no random mask to hide"),
     ],
 )

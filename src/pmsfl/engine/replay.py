@@ -54,15 +54,21 @@ def repeat(step: Callable[[], None], times: int, generator: torch.Generator) -> 
     recorded is played as it is.
     """
     play: Callable[[], object] = step
+    begun = 0
+
+    def counted() -> None:
+        nonlocal begun
+        begun += 1
+        step()
+
     if generator.device.type == "cuda" and times > WARM_UP:
         try:
-            play = capture(step, None, generators=[generator])[0].replay
+            play = capture(counted, None, generators=[generator])[0].replay
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError:
             play = step
-        times -= WARM_UP  # these were steps as good as any
-    for _ in range(times):
+    for _ in range(times - min(begun, WARM_UP)):  # those of the warm-up were steps as good as any
         play()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -62,8 +63,11 @@ class AttackPlan:
 
 
 def read_attack(folder: Path, plan: AttackPlan) -> dict[str, Any] | None:
-    """What the attack on a cell reached; None where it was not played, or by another plan."""
-    found = RunDirectory(folder).read_json(f"attack-{plan.name}.json")
+    """What the attack on a cell reached; None where it was not played, or by another plan, or its log is damaged."""
+    try:
+        found = RunDirectory(folder).read_json(f"attack-{plan.name}.json")
+    except PmsflError:
+        return None
     return found if found is not None and found.get("plan") == plan.as_dict() else None
 
 
@@ -72,7 +76,7 @@ def read_pictures(folder: Path, plan: AttackPlan) -> dict[str, np.ndarray] | Non
     try:
         with np.load(folder / f"attack-{plan.name}.npz", allow_pickle=False) as file:
             return {k: file[k].astype(np.float32) / 255.0 for k in ("truth", "best", "floor")}
-    except (OSError, KeyError, ValueError):
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return None
 
 

@@ -10,6 +10,7 @@ from pmsfl.paper import command
 from pmsfl.paper.plan import Table
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
+from pmsfl.report.console import UsageError
 
 SCALE = Arg(
     "How much of it: quick is minutes on two CPU cores, reduced hours, full is our budget, for a GPU.",
@@ -24,7 +25,10 @@ DEVICE = Arg("Where to compute.", choices=("auto", "cpu", "cuda"))
 
 
 def _patterns(only: list[str] | None) -> tuple[str, ...]:
-    return tuple(p.strip() for words in only or () for p in words.split(",") if p.strip())
+    found = tuple(p.strip() for words in only or () for p in words.split(",") if p.strip())
+    if only and not found:  # an unset variable of a shell, say: not the same as everything
+        raise UsageError(f"--only {only[0]!r}: name a cell, row/method; leave --only out for all of them")
+    return found
 
 
 def list_tables(

@@ -33,17 +33,15 @@ def same_view(world: World, state: State, images: int, seed: int = 0) -> Case:
     looks = [real.crossing(truth, weights, generator)]
     if real.theta is not None or real.noisy:
         looks += [real.crossing(truth, real.draw(len(rows), generator), generator) for _ in range(LINKED - 1)]
-    labels = None if world.u_shape else world.public_y[rows]
-    gradient, updates = None, tuple[Update, ...]()
-    if labels is not None:
-        gradient = torch.stack([_sent_back(world, state, client, q, y) for q, y in zip(looks[0], labels, strict=True)])
-        updates = tuple(one_step(world, state, client, *seen) for seen in zip(rows, weights, gradient, strict=True))
+    labels = world.y[rows] if world.u_shape else world.public_y[rows]
+    gradient = torch.stack([_sent_back(world, state, client, q, y) for q, y in zip(looks[0], labels, strict=True)])
+    updates = tuple(one_step(world, state, client, *seen) for seen in zip(rows, weights, gradient, strict=True))
     done = round_of(world.recipe, state.round)
     view = Transcript(
         f"same view of client {client} after {done} rounds: chosen images, none augmented",
         torch.stack(looks, 2),
         True,
-        labels,
+        None if world.u_shape else labels,  # a U's labels stay; the gradients at the cut are the server's all the same
         gradient,
         updates if world.method.uploads != "nothing" else (),
     )

@@ -17,6 +17,7 @@ from pmsfl.privacy.metrics import matched, psnr, ssim
 from pmsfl.privacy.threat import ThreatModel, Transcript
 
 REFERENCE = ("inversion", "decoder")  # what is tried on the bottom without its mask
+CLEARLY = 0.1 + 1e-9  # above the floor: more than an image of nothing shows by chance
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,12 @@ def _meaning(verdict: Verdict) -> str:
         )
     if reference is None:
         return f"A server that runs '{best.name}' sees the images at SSIM {best.score:.2f} (nothing: {floor:.2f})."
-    if reference < floor + 0.1:
+    if max(best.score, reference) <= floor + CLEARLY:
         return (
-            f"These attacks fail without a mask, too ({reference:.2f}, nothing: {floor:.2f}), so they say nothing "
-            "about the mask. Try --budget full."
+            f"These attacks hardly get further than an image of nothing ({floor:.2f}), with a mask ({best.score:.2f}) "
+            f"or without ({reference:.2f}), so they say nothing about the mask. A larger budget may."
         )
-    share = (best.score - floor) / (reference - floor)
+    share = (best.score - floor) / max(reference - floor, 1e-9)
     how = (
         "The mask hides nothing from it"
         if share >= 0.9

@@ -52,8 +52,9 @@ class Surface:
         return self.weights.device
 
     def unmasked(self) -> Surface:
-        """The same bottom with every weight in its place."""
-        return replace(self, theta=None)
+        """The same bottom without its random mask: with every weight in its place, or, where a mask turns signs instead
+        of dropping weights and no weight has a place without one, under the mean mask."""
+        return replace(self, theta=None, weights=self.expected() if self.act == "flip" else self.weights)
 
     # --- weights
 

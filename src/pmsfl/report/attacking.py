@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pmsfl.errors import PmsflError
 from pmsfl.privacy.attacks import BUDGETS, chosen_attacks
 from pmsfl.privacy.cases import Case
 from pmsfl.privacy.picture import grid, write_png
 from pmsfl.privacy.recorded import as_recorded
 from pmsfl.privacy.same_view import same_view
 from pmsfl.privacy.suite import Outcome, Verdict, meaning, run_suite
-from pmsfl.report.console import MISSING, emit_json, human_seconds, note, number, say, table
+from pmsfl.report.console import MISSING, UsageError, emit_json, human_seconds, note, number, say, table
 from pmsfl.run import Run
 
 SHOWN = 12  # images in a row of the picture
@@ -27,7 +26,7 @@ def attack(
     compare: on the bottom without its mask, too.
     """
     if images < 1:
-        raise PmsflError(f"--images {images}: take at least 1")
+        raise UsageError(f"--images {images}: take at least 1")
     chosen = chosen_attacks(names)
     run = Run.open(path, device)
     case = _case(run, images, observations)
