@@ -171,7 +171,8 @@ ABOUT = (
     "as public ones (`pmsfl attack`, same view: an upper bound). **max SSIM** is the best that any attack reached, the "
     "only figure here that says something about safety, and only about these attacks at this budget. **floor** is an "
     "image from a server that saw nothing; **unmasked** the best attack on the same bottom with every weight in its "
-    "place, or, where masks flip signs, under their mean. Noise of SplitFed-DP is calibrated as the paper has it, which guarantees nothing."
+    "place, or, where masks flip signs, under their mean. Noise of SplitFed-DP is calibrated as the paper has it, "
+    "which guarantees nothing."
 )
 LEGEND = (
     "Bytes across the cut are smashed data up and their gradients down, counted from encoded messages, of one client "
