@@ -64,10 +64,9 @@ def repeat(step: Callable[[], None], times: int, generator: torch.Generator) -> 
     if generator.device.type == "cuda" and times > WARM_UP:
         try:
             play = capture(counted, None, generators=[generator])[0].replay
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            play = step
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
     for _ in range(times - min(begun, WARM_UP)):  # those of the warm-up were steps as good as any
         play()
 

@@ -193,10 +193,9 @@ class Trainer:
 def one_cycle(steps: int) -> Tensor:
     """The rate of every step [steps]: up to its peak and down to next to nothing, both along half a cosine."""
     at, peak = torch.arange(steps, dtype=torch.float64), max(1.0, RISE * steps - 1.0)
-    up, down = (at / peak).clamp(max=1.0), ((at - peak) / max(1.0, steps - 1.0 - peak)).clamp(min=0.0)
+    away = torch.where(at < peak, (peak - at) / peak, (at - peak) / max(1.0, steps - 1.0 - peak))  # 0 at the peak
     low = torch.where(at < peak, PEAK_LR / START, PEAK_LR / END)
-    share = 0.5 + 0.5 * torch.cos(math.pi * torch.where(at < peak, 1.0 - up, down))
-    return (low + (PEAK_LR - low) * share).float()
+    return (low + (PEAK_LR - low) * 0.5 * (1.0 + torch.cos(math.pi * away))).float()
 
 
 class Decode(Attack):
