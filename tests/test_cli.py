@@ -114,6 +114,20 @@ def test_dry_run(pmsfl: Pmsfl, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "about mask.up: entropy-coded" in capsys.readouterr().out
 
 
+def test_a_dry_run_says_what_does_not_fit(
+    pmsfl: Pmsfl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pmsfl.engine.memory_plan.free_bytes", lambda device: 1)
+    assert pmsfl("run", *TINY, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "only 1 B are free" in said
+    assert "do not fit into memory" in said
+    assert pmsfl("run", *TINY, "--dry-run", "--json") == 0
+    plan = last_json(capsys.readouterr().out)
+    assert plan["seconds"] is None
+    assert not plan["memory_plan"]["fits"]
+
+
 def test_interrupt_then_resume(
     pmsfl: Pmsfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

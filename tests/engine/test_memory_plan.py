@@ -10,9 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pmsfl.engine.bank import Bank
-from pmsfl.engine.memory_plan import LARGEST_IN_MEMORY, MemoryPlan, bank_bytes, bank_in_file, plan_memory, row_bytes
+from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.cost import estimate
+from pmsfl.engine.memory_plan import (
+    LARGEST_IN_MEMORY,
+    LIBRARIES,
+    MemoryPlan,
+    bank_bytes,
+    bank_in_file,
+    free_bytes,
+    plan_memory,
+    row_bytes,
+)
 from pmsfl.recipe import Recipe
 from pmsfl.report.progress import memory_line
 from tests.conftest import play, tiny_federation, tiny_world
@@ -134,6 +146,57 @@ def test_the_line_says_where_memory_goes() -> None:
     assert memory_line(held, "cpu") == "5.00 GB at the peak, 1.00 GB of it the bank"
     assert memory_line(a_plan(on_host=True, bank_in_file=False, bank=0), "cpu") == "4.00 GB at the peak"
     assert a_plan(process_peak=10**12).host == 10**12
+    assert memory_line(a_plan(on_host=True, bank_in_file=False, bank=0, free=10**9), "cpu") == (
+        "4.00 GB at the peak (only 1.00 GB are free: take a smaller batch, cohort or width)"
+    )
+
+
+def test_only_what_a_run_adds_has_to_fit() -> None:
+    more = 3_000_000_000  # clients, server and activations; data and weights are there already
+    assert a_plan(free=more).fits
+    assert not a_plan(free=more - 1).fits
+    on_host = more + LIBRARIES
+    assert a_plan(on_host=True, free=on_host).fits
+    assert not a_plan(on_host=True, free=on_host - 1).fits
+    assert a_plan(on_host=True, free=None).fits  # nobody knows: then it is tried
+
+
+def test_what_is_free_is_the_machine_s_or_its_container_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pmsfl.engine.memory_plan.MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr("pmsfl.engine.memory_plan.CGROUP", tmp_path)
+    cpu = torch.device("cpu")
+    assert free_bytes(cpu) is None
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\nHugePages_Total: 0\n")
+    assert free_bytes(cpu) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.stat").write_text("anon 1000\nfile 7\n")
+    assert free_bytes(cpu) == 5000 * 1024
+    (tmp_path / "memory.max").write_text("1500\n")
+    assert free_bytes(cpu) == 500
+
+
+def test_an_estimate_tries_nothing_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pmsfl.engine.memory_plan.free_bytes", lambda device: 1)
+    monkeypatch.setattr("pmsfl.engine.cost.CohortExecutor", None)
+    found = estimate(tiny_world())
+    assert found.measured is None
+    assert found.steps_total > 0
+
+
+def test_an_estimate_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, step = list[dict[int, int]](), CohortExecutor.step
+
+    def counted(self: CohortExecutor, play: Any, active: dict[int, int]) -> None:
+        steps.append(active)
+        step(self, play, active)
+
+    monkeypatch.setattr(CohortExecutor, "step", counted)
+    monkeypatch.setattr("pmsfl.engine.cost.PROBE_STEPS", 2)
+    estimate(tiny_world())
+    assert len(steps) == 2
+    monkeypatch.setattr("pmsfl.engine.cost.PROBE_SECONDS", 1e-9)
+    estimate(tiny_world())
+    assert len(steps) == 3
 
 
 def test_the_knobs_have_a_section_of_their_own() -> None:

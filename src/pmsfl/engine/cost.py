@@ -18,6 +18,8 @@ from pmsfl.models.inspect import CutCost, cut_cost, smashed_shape
 from pmsfl.wire.ledger import Ledger
 from pmsfl.wire.messages import Direction, Kind
 
+PROBE_STEPS, PROBE_SECONDS = 5, 20.0  # whichever comes first: nobody waits minutes for an estimate
+
 
 @dataclass(frozen=True)
 class ClientCosts:
@@ -29,6 +31,21 @@ class ClientCosts:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a short probe found."""
+
+    memory_bytes: int  # of the whole process, or on the GPU: the peak that the probe reached
+    seconds_per_step: float
+    seconds_training: float
+    seconds_evaluation: float
+
+    @property
+    def seconds_total(self) -> float:
+        """Training and evaluations."""
+        return self.seconds_training + self.seconds_evaluation
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What `--dry-run` prints. Personal indices (a few bits per coordinate, once) are not planned."""
 
@@ -36,16 +53,8 @@ class Estimate:
     bytes_planned: dict[str, int]
     bytes_bounded: list[str]  # which of them are upper bounds, as lengths will depend on the data
     memory: MemoryPlan
-    memory_bytes: int  # of the whole process, or on the GPU: the peak that the probe reached
-    seconds_per_step: float
-    seconds_training: float
-    seconds_evaluation: float
     steps_total: int
-
-    @property
-    def seconds_total(self) -> float:
-        """Training and evaluations."""
-        return self.seconds_training + self.seconds_evaluation
+    measured: Measured | None  # None: the probe would not fit into memory
 
 
 def client_costs(world: World) -> ClientCosts:
@@ -82,26 +91,26 @@ def planned_bytes(world: World, plans: list[RoundPlan], costs: ClientCosts) -> L
     return ledger
 
 
-def estimate(world: World, probe_steps: int = 5) -> Estimate:
-    """Plan every round (they are all known in advance) and time a few steps of the first."""
+def estimate(world: World) -> Estimate:
+    """Plan every round (they are all known in advance) and time a few steps of the first, where they fit."""
     memory = plan_memory(world)  # before the probe, which would count as what is there already
     plans = [world.plan(t) for t in range(world.recipe.turns)]
     costs = client_costs(world)
-    seconds = _probe(world, probe_steps)
-    work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper
-    in_first = len(plans[0].clients)
-    evaluation = _probe_evaluation(world)
     return Estimate(
         costs,
         planned_bytes(world, plans, costs).as_dict(),
         Wire(world).bounded,
         memory,
-        _peak_memory(world),
-        seconds,
-        seconds * work / in_first,
-        evaluation,
         sum(max(p.steps) for p in plans),
+        _measure(world, plans) if memory.fits else None,
     )
+
+
+def _measure(world: World, plans: list[RoundPlan]) -> Measured:
+    seconds = _probe(world)
+    work = sum(sum(p.steps) for p in plans)  # client steps: a step with fewer clients is cheaper
+    evaluation = _probe_evaluation(world)
+    return Measured(_peak_memory(world), seconds, seconds * work / len(plans[0].clients), evaluation)
 
 
 def _peak_memory(world: World) -> int:
@@ -131,12 +140,12 @@ def _probe_evaluation(world: World, rows_at_most: int = 512) -> float:
     return per_row * passes * evaluator.draws * times
 
 
-def _probe(world: World, steps: int) -> float:
-    """Seconds per step with the whole cohort at work, the first one left out."""
+def _probe(world: World) -> float:
+    """Seconds per step with the whole cohort at work, the first one left out where there is time for another."""
     executor = CohortExecutor(world, Ledger())
     play = executor.begin(State.initial(world))
-    times = []
-    for _ in range(max(min(steps, min(play.plan.steps)), 1)):
+    times = list[float]()
+    while len(times) < min(PROBE_STEPS, max(min(play.plan.steps), 1)) and sum(times) < PROBE_SECONDS:
         began = time.perf_counter()
         executor.step(play, play.plan.active[0])
         if world.device.type == "cuda":

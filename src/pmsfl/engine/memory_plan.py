@@ -23,6 +23,8 @@ PASSING = 3  # outputs of the widest layer that a forward pass without gradients
 BACKWARD = 1.5  # saved activations of a step, with the gradients that pass them, over the saved ones alone
 ROWS_EVALUATED = 2048  # samples that an evaluation runs at once
 LIBRARIES = 150_000_000  # what torch loads and sets aside in its first steps, on the host
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class MemoryPlan:
     process: int  # the process as it is, before the first round
     process_peak: int  # the most it has been so far
     on_host: bool  # is the device the CPU?
+    free: int | None = None  # what the device had left when this was planned; None: it does not say
 
     @property
     def device(self) -> int:
@@ -54,6 +57,12 @@ class MemoryPlan:
         bank = 0 if self.bank_in_file else self.bank
         passing = self.device - self.data - self.weights if self.on_host else 0
         return max(self.process + LIBRARIES + bank + passing, self.process_peak)
+
+    @property
+    def fits(self) -> bool:
+        """Is there room on the device for what a run adds to what is there already?"""
+        more = self.host - self.process if self.on_host else self.device - self.data - self.weights
+        return self.free is None or more <= self.free
 
 
 def plan_memory(world: World) -> MemoryPlan:
@@ -82,6 +91,7 @@ def plan_memory(world: World) -> MemoryPlan:
         process=process_bytes(),
         process_peak=peak_process_bytes(),
         on_host=w.device.type == "cpu",
+        free=free_bytes(w.device),
     )
 
 
@@ -154,6 +164,32 @@ def widest_output(model: SplitModel, input_shape: tuple[int, ...]) -> int:
 
 def _bytes(t: Tensor) -> int:
     return t.numel() * t.element_size()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """What a process may still take of the device's memory without swapping; None where the system does not say."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type != "cpu" or not MEMINFO.exists():
+        return None
+    free = _numbers(MEMINFO).get("MemAvailable:")
+    return None if free is None else min(free * 1024, _left_in_container())
+
+
+def _left_in_container() -> int:
+    """What a container's own limit leaves; without one, as much as one likes."""
+    try:
+        limit, used = int((CGROUP / "memory.max").read_text()), _numbers(CGROUP / "memory.stat")["anon"]
+    except (OSError, ValueError, KeyError):
+        return sys.maxsize
+    return max(limit - used, 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """A file of the system's with a word and a number in every line."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
 def process_bytes() -> int:

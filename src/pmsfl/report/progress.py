@@ -162,6 +162,8 @@ def memory_line(plan: MemoryPlan, device: str) -> str:
     peak = f"{human_bytes(plan.host)} at the peak"
     if not plan.on_host:
         peak = f"{human_bytes(plan.device)} on {device} at the peak, {human_bytes(plan.host)} on the host"
+    if not plan.fits and plan.free is not None:
+        peak += f" (only {human_bytes(plan.free)} are free: take a smaller batch, cohort or width)"
     if plan.bank_in_file:
         return f"{peak}; the bank, {human_bytes(plan.bank)}, in a file of at most {human_bytes(plan.bank_file)}"
     return f"{peak}, {human_bytes(plan.bank)} of it the bank" if plan.bank else peak

@@ -180,8 +180,8 @@ def depth_costs(world: World, found: Estimate) -> list[dict[str, Any]]:
 
 
 def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
-    """The estimate in plain types."""
-    r = world.recipe
+    """The estimate in plain types; what was not measured is None."""
+    r, measured = world.recipe, found.measured
     return {
         "recipe": r.name,
         "method": r.method,
@@ -193,21 +193,23 @@ def estimate_as_dict(world: World, found: Estimate) -> dict[str, Any]:
         "device": world.device.type,
         "bytes": found.bytes_planned,
         "bytes_bounded": found.bytes_bounded,
-        "memory": found.memory_bytes,
+        "memory": measured and measured.memory_bytes,
         "memory_plan": {
             "device": found.memory.device,
             "host": found.memory.host,
             "bank": found.memory.bank,
             "bank_file": found.memory.bank_file,
+            "free": found.memory.free,
+            "fits": found.memory.fits,
         },
         "client_memory": found.costs.memory_bytes,
         "client_flops": found.costs.flops_per_round,
         "depths": depth_costs(world, found),
-        "seconds_per_step": found.seconds_per_step,
+        "seconds_per_step": measured and measured.seconds_per_step,
         "steps": found.steps_total,
-        "seconds_training": found.seconds_training,
-        "seconds_evaluation": found.seconds_evaluation,
-        "seconds": found.seconds_total,
+        "seconds_training": measured and measured.seconds_training,
+        "seconds_evaluation": measured and measured.seconds_evaluation,
+        "seconds": measured and measured.seconds_total,
     }
 
 
@@ -221,14 +223,8 @@ def show_estimate(world: World, found: Estimate) -> None:
         ("depth", depth_line(world.depths)),
         ("device", world.device.type),
         ("memory", memory_line(found.memory, world.device.type)),
-        ("measured", f"{human_bytes(found.memory_bytes)} after a few steps and a part of an evaluation"),
         ("client", f"{human_bytes(found.costs.memory_bytes)} at most, {_flops(found.costs.flops_per_round)} a round"),
-        ("time", f"{human_seconds(found.seconds_per_step)} per step, {found.steps_total} steps"),
-        (
-            "in all",
-            f"about {human_seconds(found.seconds_training)} of training and "
-            f"{human_seconds(found.seconds_evaluation)} of evaluations",
-        ),
+        *_measured_lines(found),
     ]
     pairs("a dry run: nothing is trained", items)
     say()
@@ -242,6 +238,18 @@ def show_estimate(world: World, found: Estimate) -> None:
     table(title, ("message", "up", "down", "both"), byte_rows(found.bytes_planned))
     if found.bytes_bounded:
         say(f"about {' and '.join(found.bytes_bounded)}: entropy-coded, so what stands there is the most they can take")
+
+
+def _measured_lines(found: Estimate) -> list[tuple[str, str]]:
+    m = found.measured
+    if m is None:
+        return [("measured", f"nothing: {found.steps_total} steps that do not fit into memory were not tried")]
+    whole = f"{human_seconds(m.seconds_training)} of training and {human_seconds(m.seconds_evaluation)} of evaluations"
+    return [
+        ("measured", f"{human_bytes(m.memory_bytes)} after a few steps and a part of an evaluation"),
+        ("time", f"{human_seconds(m.seconds_per_step)} per step, {found.steps_total} steps"),
+        ("in all", f"about {whole}"),
+    ]
 
 
 def _flops(value: float) -> str:
