@@ -158,6 +158,36 @@ def test_an_interrupt_in_the_middle_of_a_round_costs_that_round_only(
     assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), whole)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB. Process 7 has the rest. More"
+        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        MemoryError("Unable to allocate 2 GiB"),
+    ],
+)
+def test_a_run_that_memory_is_too_small_for_keeps_its_rounds_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: pmsfl.Run, error: Exception
+) -> None:
+    with monkeypatch.context() as patch:
+        stop(patch, 5, error)  # the newest checkpoint is of round 4: round 5 is saved now
+        with pytest.raises(
+            PmsflError, match=r"out of memory on cpu .* after round 5 of 7; go on with: .*--resume"
+        ) as e:
+            go(tmp_path / "run")
+    assert "smaller batch" in str(e.value)
+    assert "Process 7" not in str(e.value)
+    assert_same_run(pmsfl.run(out=tmp_path / "run", resume=True, federation=tiny_federation()), whole)
+
+
+def test_an_error_that_is_not_of_memory_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop(monkeypatch, 4, RuntimeError("expected scalar type Float"))
+    with pytest.raises(RuntimeError, match="expected scalar type"):
+        go(tmp_path / "run")
+
+
 def test_a_round_of_several_merges_is_told_saved_and_resumed_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

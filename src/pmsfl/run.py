@@ -18,6 +18,7 @@ from pmsfl.engine.cost import client_costs
 from pmsfl.engine.distributed import DistributedExecutor, check_shareable
 from pmsfl.engine.evaluate import Evaluation, Evaluator, evaluate_when_due
 from pmsfl.engine.health import warnings
+from pmsfl.engine.memory_plan import ran_out
 from pmsfl.engine.metrics import RoundMetrics, check_finite, over_turns
 from pmsfl.engine.plan import round_of
 from pmsfl.engine.processes import Processes, launched, own_device, together
@@ -271,14 +272,25 @@ class _Trainer:
                 self._round()
         except KeyboardInterrupt:
             self._save()
-            raise Interrupted(
-                f"interrupted after round {self.rounds_done} of {self.recipe.rounds}; go on with: "
-                f"pmsfl run --resume --out {self.directory.path}"
-            ) from None
+            raise Interrupted(f"interrupted {self._how_far}") from None
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            self._save()
+            why = ". ".join(str(error).split(". ")[:3])  # torch goes on about every other process
+            raise PmsflError(
+                f"out of memory on {self.world.device.type} ({why}); stopped {self._how_far} once there is more room, "
+                "or start a run with a smaller batch, cohort or width"
+            ) from error
         result = self._result()
         self.directory.write_json("result.json", result)
         self.processes.tell(result)
         return Run(self.directory.path, self.recipe, result, self.world.device.type, self.world)
+
+    @property
+    def _how_far(self) -> str:
+        done = f"after round {self.rounds_done} of {self.recipe.rounds}"
+        return f"{done}; go on with: pmsfl run --resume --out {self.directory.path}"
 
     def _round(self) -> None:
         before, began = self.totals.ledger.snapshot(), self.state.round

@@ -192,6 +192,11 @@ def _numbers(file: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
+def ran_out(error: BaseException) -> bool:
+    """Does this say that memory ran out? On the CPU torch has no error of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def process_bytes() -> int:
     """What this process has in memory now; its peak so far where only that is known, 0 where not even that."""
     statm = Path("/proc/self/statm")
