@@ -92,14 +92,16 @@ def _differences(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
             ax.errorbar([mean], [place], xerr=[error or 0.0], fmt="o", color=colour, capsize=3.0)
         ax.axvline(0.0, color="#555555", linewidth=1.0)
         figures.name_lines(ax, [label for label, _, _ in points])
-        ax.set(xlabel="accuracy minus PM-SFL's, points", title=f"{row.label}\n{groups[0].recipe.rounds} rounds")
+        ax.set_xlabel("accuracy minus PM-SFL's, points")
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds")
     figure.suptitle("One part of PM-SFL changed (paired by seed, ± standard error)")
     return figure
 
 
 def _points(groups: list[Group]) -> list[tuple[str, float, float | None]]:
-    base = groups[0].by_seed("accuracy")
-    found = ((g.variant.label, paired(base, g.by_seed("accuracy"))) for g in groups[1:])
+    measure = groups[0].row.measure
+    base = groups[0].by_seed(measure)
+    found = ((g.variant.label, paired(base, g.by_seed(measure))) for g in groups[1:])
     return [(label, d.mean, d.error) for label, d in found if d.mean is not None]
 
 

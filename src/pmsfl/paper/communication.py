@@ -67,7 +67,7 @@ def _table(groups: list[Group]) -> list[str]:
     ]
     lines = []
     for g in groups:
-        sent, accuracy = g.bytes_per_client_round(), g.summary("accuracy")
+        sent, accuracy = g.bytes_per_client_round(), g.accuracy
         per_kind = (human_bytes(sent[k]) if k in sent else "" for k in kinds)
         sums = (human_bytes(_without_cut(sent)), human_bytes(sent["total"])) if sent else ("", "")
         lines.append((g.variant.label, *per_kind, *sums, "" if accuracy is None else f"{accuracy.mean:.2f}"))
@@ -90,7 +90,8 @@ def _kinds(lines: list[tuple[Row, list[Group]]]) -> Figure:
     }
     for ax, (row, groups) in zip(axes, done, strict=True):
         _stack(ax, groups, looks)
-        ax.set(xlabel="kB per client and round", title=row.label)
+        ax.set_xlabel("kB per client and round")
+        figures.entitle(ax, row.label)
     figure.suptitle("Bytes of one client in one round, without smashed data and their gradients")
     figures.legend_outside(figure, axes)
     return figure
@@ -113,7 +114,8 @@ def _against_bytes(lines: list[tuple[Row, list[Group]]]) -> Figure:
         for g in groups:
             if points := _accuracy_over_bytes(g):
                 figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
-        ax.set(xlabel="MB sent so far, all clients", ylabel="accuracy, %", title=row.label)
+        ax.set(xlabel="MB sent so far, all clients", ylabel=row.measured)
+        figures.entitle(ax, row.label)
     figure.suptitle("Accuracy against every byte that crossed the wire, the cut included")
     figures.legend_outside(figure, axes, columns=6)
     return figure
@@ -123,7 +125,7 @@ def _accuracy_over_bytes(g: Group) -> list[tuple[float, float, float | None]]:
     sent = [_cumulated(r) for r in g.records]
     return [
         (mean([s[at] for s in sent if at in s]) / 1e6, summary.mean, summary.error)
-        for at, summary in g.curve("accuracy")
+        for at, summary in g.curve(g.row.measure)
     ]
 
 

@@ -53,12 +53,13 @@ def _shares(groups: list[Group]) -> list[str]:
     """Accuracy after a quarter, a half, … of the rounds: the last evaluation by then."""
     lines = []
     for g in groups:
-        curve = g.curve("accuracy")
+        curve = g.curve(g.row.measure)
         by_then = ([s.mean for at, s in curve if at <= share * g.recipe.rounds] for share in SHARES)
         lines.append((g.variant.label, *(f"{seen[-1]:.2f}" if seen else "" for seen in by_then)))
     rounds = groups[0].recipe.rounds
     return markdown(
-        ["accuracy, % at the last evaluation by round", *(f"{share * rounds:g}" for share in SHARES)], lines
+        [f"{groups[0].row.measured} at the last evaluation by round", *(f"{share * rounds:g}" for share in SHARES)],
+        lines,
     )
 
 
@@ -66,12 +67,13 @@ def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
         for g in groups:
-            points = [(float(at), s.mean, s.error) for at, s in g.curve("accuracy")]
+            points = [(float(at), s.mean, s.error) for at, s in g.curve(row.measure)]
             if points:
                 figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
         figures.count_rounds(ax)
-        ax.set(ylabel="accuracy, %", title=row.label)
-    figure.suptitle("Accuracy over rounds, mean over clients and seeds (shaded: standard error over seeds)")
+        ax.set_ylabel(row.measured)
+        figures.entitle(ax, row.label)
+    figure.suptitle("Accuracy over rounds, mean over seeds (shaded: standard error)")
     figures.legend_outside(figure, axes, columns=6)
     return figure
 

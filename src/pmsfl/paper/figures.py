@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ DASHES = {
 }
 PALETTE = ("#0b5fa5", "#e69f00", "#009e73", "#c1272d", "#56b4e9", "#8c5fbf", "#4d4d4d", "#d9a7c7", "#7a9a01")
 DPI = 150
+TITLE_WIDTH = 54  # letters above a panel
 
 
 def style(variant: str) -> dict[str, Any]:
@@ -103,6 +105,19 @@ def name_lines(ax: Axes, labels: Sequence[str]) -> None:
     """One horizontal line per label, from the top down."""
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def entitle(ax: Axes, label: str, below: str = "") -> None:
+    """A panel's title, broken where it would not fit above the panel, and what stands below it."""
+    lines = textwrap.wrap(label, TITLE_WIDTH) + textwrap.wrap(below, TITLE_WIDTH)
+    ax.set_title("\n".join(lines))
+
+
+def widen(ax: Axes, least: float) -> None:
+    """A horizontal axis of at least that length around what it shows."""
+    low, high = ax.get_xlim()
+    short = max(least - (high - low), 0.0)
+    ax.set_xlim(low - short / 2, high + short / 2)
 
 
 def legend_outside(figure: Figure, axes: Sequence[Axes], columns: int = 5) -> None:

@@ -20,7 +20,7 @@ class Point:
 
 def points(groups: Sequence[Group]) -> list[Point]:
     """The variants that have both figures."""
-    found = ((g, g.summary("accuracy"), g.summary("max")) for g in groups)
+    found = ((g, g.accuracy, g.summary("max")) for g in groups)
     return [Point(g, a, s) for g, a, s in found if a is not None and s is not None]
 
 

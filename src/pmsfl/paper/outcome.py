@@ -85,6 +85,11 @@ class Group:
         """Mean and standard error over the seeds."""
         return summarise(self.by_seed(key).values())
 
+    @property
+    def accuracy(self) -> Summary | None:
+        """The figure that the row compares its methods by, over the seeds."""
+        return self.summary(self.row.measure)
+
     def curve(self, key: str) -> list[tuple[int, Summary]]:
         """(round, mean and error over the seeds) of a figure of the evaluations, or of the rounds."""
         points: dict[int, list[float]] = {}

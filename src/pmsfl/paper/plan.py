@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pmsfl.paper.outcome import Outcome
 
 SCALES = ("full", "half", "reduced", "quick")  # the order in which results are shown
+CLIENTS, GLOBAL = "accuracy", "accuracy_global"  # what a row compares: the mean over clients, or the global model
 SEEDS = {"quick": 1, "reduced": 2, "half": 2, "full": 3}  # unless told; the paper has three
 
 
@@ -46,7 +47,8 @@ class Row:
 
     published: the row of the paper's Table 1 that it stands beside, "" for none; remark: why its figures are of other
     data. note: what else a reader has to know. rates: by scale and variant, what a cell has instead of the row's: the
-    best learning rate of an equal grid, or the settings that it was measured with.
+    best learning rate of an equal grid, or the settings that it was measured with. measure: the figure that its
+    methods are compared by.
     """
 
     name: str
@@ -58,6 +60,12 @@ class Row:
     remark: str = ""
     note: str = ""
     rates: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    measure: str = CLIENTS
+
+    @property
+    def measured(self) -> str:
+        """What the row's figures are, for an axis."""
+        return "accuracy, %" if self.measure == CLIENTS else "accuracy of the global model, %"
 
 
 @dataclass(frozen=True)

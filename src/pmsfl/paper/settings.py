@@ -49,6 +49,7 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
         ax.axvline(
             100.0 * best, color="#555555", linewidth=1.0, linestyle="--", label=f"best in the paper: {100 * best:g} %"
         )
-        ax.set(xlabel=axis, ylabel="accuracy, %", title=f"{row.label}\n{groups[0].recipe.rounds} rounds")
+        ax.set(xlabel=axis, ylabel="accuracy, %")
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds")
     figures.legend_outside(figure, axes, columns=3)
     return figure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pmsfl.paper import figures, published, rows
 from pmsfl.paper.outcome import Group, Outcome
-from pmsfl.paper.plan import Row, Table, Variant
+from pmsfl.paper.plan import CLIENTS, Row, Table, Variant
 from pmsfl.paper.write import embed, heading, markdown, sections, spread, write_cells, write_page
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ SHORT = {
 }
 
 
+LEAST_RANGE = 10.0  # points of accuracy that a panel shows at least: half a point is not to look like a gulf
 PAPERS_MARK: dict[str, Any] = {"facecolors": "none", "edgecolors": "#222222", "s": 36.0, "marker": "D", "zorder": 3}
 
 
@@ -105,8 +106,8 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
     found = []
     for row, groups in lines:
         by_name = {g.variant.name: g for g in groups}
-        ours = (spread(by_name[v].summary("accuracy")) if v in by_name else "" for v in SHORT)
-        found.append((f"{row.label}: ours", *ours))
+        ours = (spread(by_name[v].accuracy) if v in by_name else "" for v in SHORT)
+        found.append((f"{row.label}: ours{_which(row)}", *ours))
         if row.published:
             theirs = (None if "@" in v else published.accuracy(row.published, v) for v in SHORT)
             what = "**paper**, other data" if row.remark else "**paper**"
@@ -116,28 +117,39 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
 
 def _accuracies(lines: list[tuple[Row, list[Group]]]) -> Figure:
     """A panel per federation: ours with its standard error, the paper's as diamonds."""
+    lines = [(row, [g for g in groups if _has_figure(row, g)]) for row, groups in lines]
     figure, axes = figures.panels(len(lines), [len(groups) for _, groups in lines])
     for ax, (row, groups) in zip(axes, lines, strict=True):
         _accuracy_panel(ax, row, groups)
     axes[0].errorbar([], [], xerr=[], fmt="o", color="#4d4d4d", capsize=3.0, label="ours ± standard error over seeds")
     if any(row.published for row, _ in lines):
         axes[0].scatter([], [], **PAPERS_MARK, label="paper, at its own budget")
-    figure.suptitle("Test accuracy after the last round, mean over clients")
+    figure.suptitle("Test accuracy after the last round")
     figures.legend_outside(figure, axes)
     return figure
 
 
+def _has_figure(row: Row, group: Group) -> bool:
+    """Is there anything to draw, ours or the paper's?"""
+    return bool(group.records) or published.accuracy(row.published, group.variant.name) is not None
+
+
 def _accuracy_panel(ax: Axes, row: Row, groups: list[Group]) -> None:
     for place, g in enumerate(groups):
-        ours, theirs = g.summary("accuracy"), published.accuracy(row.published, g.variant.name)
+        ours, theirs = g.accuracy, published.accuracy(row.published, g.variant.name)
         if ours is not None:
             look = {"color": figures.style(g.variant.name)["color"], "capsize": 3.0, "markersize": 6.0}
             ax.errorbar([ours.mean], [place], xerr=[ours.error or 0.0], fmt="o", **look)
         if theirs is not None and "@" not in g.variant.name:
             ax.scatter([theirs], [place], **PAPERS_MARK)
     figures.name_lines(ax, [SHORT[g.variant.name] for g in groups])
-    ax.set_xlabel("accuracy, %")
-    ax.set_title(f"{row.label}\n{groups[0].recipe.rounds} rounds{_other_data(row)}")
+    figures.widen(ax, LEAST_RANGE)
+    ax.set_xlabel(row.measured)
+    figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds{_other_data(row)}")
+
+
+def _which(row: Row) -> str:
+    return "" if row.measure == CLIENTS else ", global model"
 
 
 def _other_data(row: Row) -> str:
@@ -157,7 +169,8 @@ def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
             figures.band(ax, points, g.variant.label, figures.style(g.variant.name))
         ax.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
         figures.count_rounds(ax)
-        ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit", title=row.label)
+        ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit")
+        figures.entitle(ax, row.label)
     figures.legend_outside(figure, axes)
     return figure
 

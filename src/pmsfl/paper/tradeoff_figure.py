@@ -42,7 +42,8 @@ def draw_frontiers(lines: list[tuple[Row, list[Group]]], recommended: str) -> Fi
     figure.set_size_inches(7.6 * len(drawn), 6.4)
     for ax, (row, groups, found) in zip(axes, drawn, strict=True):
         _panel(ax, found, recommended)
-        ax.set_title(f"{row.label}\n{groups[0].recipe.rounds} rounds")
+        ax.set_xlabel(row.measured)
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds")
     figures.legend_outside(figure, axes, columns=3)
     figure.draw_without_rendering()  # only now does a point have its place
     for ax, (_, _, found) in zip(axes, drawn, strict=True):
@@ -72,7 +73,7 @@ def _panel(ax: Axes, found: Sequence[Point], recommended: str) -> None:
     ax.plot([p.accuracy.mean for p in noised], [p.ssim.mean for p in noised], color="#56b4e9", linewidth=1.0, zorder=2)
     floor = mean([s.mean for p in found if (s := p.group.summary("floor")) is not None])
     ax.axhline(floor, color="#555555", linewidth=1.0, linestyle="--", label="floor: an image from nothing")
-    ax.set(xlabel="accuracy, %", ylabel="maximum SSIM over the attacks (lower is better)")
+    ax.set_ylabel("maximum SSIM over the attacks (lower is better)")
     ax.set_ylim(0.0, 1.04)
     ax.margins(x=0.12)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pmsfl.paper import published
 from pmsfl.paper.outcome import Group, Outcome, Record
-from pmsfl.paper.plan import SCALES, Row
+from pmsfl.paper.plan import CLIENTS, GLOBAL, SCALES, Row
 from pmsfl.report.compare import LEAST_SEEDS, paired
 from pmsfl.report.console import human_bytes, human_seconds
 from pmsfl.report.interval import Summary
@@ -30,6 +30,7 @@ COLUMNS = (
     "seconds",
     "log",
 )
+MEASURES = {CLIENTS: "accuracy", GLOBAL: "global model"}
 FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "bytes_total", "seconds")
 SCALE_WORDS = {
     "full": "the budget of our own tables",
@@ -103,7 +104,8 @@ def difference(group: Group, baseline: Group | None) -> str:
     """The variant minus the baseline over the seeds both have, and whether that can be told from chance."""
     if baseline is None or baseline.variant == group.variant or not group.records:
         return ""
-    found = paired(baseline.by_seed("accuracy"), group.by_seed("accuracy"))
+    measure = group.row.measure
+    found = paired(baseline.by_seed(measure), group.by_seed(measure))
     if found.mean is None:
         return ""
     error = "" if found.error is None else f" ± {found.error:.2f}"
@@ -132,7 +134,9 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
     """One row's variants, every figure with its spread."""
     base = next((g for g in groups if g.variant.name == baseline), None)
     against = "" if base is None else f"minus {base.variant.label}"
-    headers = ["", "accuracy", "seeds", against or "difference", "paper", "best round", "global model"]
+    other = GLOBAL if row.measure == CLIENTS else CLIENTS
+    best, beside = ("best round", MEASURES[GLOBAL]) if other == GLOBAL else ("clients, best round", "clients")
+    headers = ["", MEASURES[row.measure], "seeds", against or "difference", "paper", best, beside]
     headers += ["mask entropy, bit", "bytes", "seconds per cell"]
     lines = []
     for g in groups:
@@ -141,12 +145,12 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
         lines.append(
             (
                 g.variant.label,
-                spread(g.summary("accuracy")),
+                spread(g.accuracy),
                 str(len(g.records)) if g.records else "",
                 difference(g, base),
                 "" if theirs is None else f"{theirs:.2f}",
                 spread(g.summary("accuracy_best")),
-                spread(g.summary("accuracy_global")),
+                spread(g.summary(other)),
                 spread(g.summary("mask_entropy")),
                 "" if sent is None else human_bytes(sent.mean),
                 "" if cost is None else f"{cost.mean:.1f}",
@@ -157,7 +161,10 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
 
 def row_heading(row: Row, groups: Sequence[Group]) -> list[str]:
     """A row's name and budget, and what a reader has to know of it."""
-    remarks = [line for text in (row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")]
+    measure = "" if row.measure == CLIENTS else "methods are compared by the global model on all test samples"
+    remarks = [
+        line for text in (measure, row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")
+    ]
     return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remarks]
 
 
@@ -170,11 +177,11 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         *about,
         "",
         f"Made by `{command} --scale quick|reduced|half|full`; each scale is a section of its own. Accuracies in "
-        "percent are the mean over clients, each on its own tests, after the last round; the global model is tested on "
-        "all of them, and says little for Standalone and LG-FedAvg, whose blocks are not shared. ± is the standard "
-        "error over seeds; differences are paired by seed, with a verdict (Student's t, 95 %) from three pairs on. "
-        "Mask entropy is that of what a forward pass draws; where it takes the mean of 15 masks, that of the mean's "
-        "rounding to a fifteenth, which is no randomness to speak of. "
+        "percent are the mean over clients, each on its own tests, after the last round, except where a row says that "
+        "it compares global models, which are tested on all of them: that says little for Standalone and LG-FedAvg, "
+        "whose blocks are not shared. ± is the standard error over seeds; differences are paired by seed, with a "
+        "verdict (Student's t, 95 %) from three pairs on. Mask entropy is that of what a forward pass draws; where it "
+        "takes the mean of 15 masks, that of the mean's rounding to a fifteenth, which is no randomness to speak of. "
         f"An empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
         "",
     ]
