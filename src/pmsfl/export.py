@@ -99,6 +99,12 @@ def _whole_state(w: World, state: State, client: int | None, draw: int) -> dict[
     buffers = statistics.buffers(None if client is None else [client])
     if statistics.per_client and client is not None:
         buffers = {name: value[0] for name, value in buffers.items()}
+    above = {
+        f"{name}.{part}"
+        for name, _ in evaluator.passes.names.get(depth, ((), ()))[1]
+        for part in ("running_mean", "running_var")
+    }
+    buffers |= {name: value for name, value in statistics.top().items() if name in above}
     kept = {n: v for n, v in (whole | buffers).items() if not n.startswith(("exits.", "guard."))}  # training aids only
     return {name: value.contiguous() for name, value in kept.items()}
 

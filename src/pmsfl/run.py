@@ -229,7 +229,9 @@ class _Trainer:
         self.promised = guaranteed(world)
 
     def _restore(self) -> None:
-        now = versions(self.world.device, self.world.federation.fingerprint())
+        federation = self.world.federation
+        now = versions(self.world.device, federation.fingerprint())
+        now["samples"] = federation.samples_fingerprint()
         then = self.directory.read_json("versions.json")
         if then is None:
             self.directory.write_json("versions.json", now)

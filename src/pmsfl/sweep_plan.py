@@ -109,7 +109,7 @@ def recipes_below(folder: Path) -> dict[Recipe, Path]:
     for file in sorted(folder.glob("*/recipe.toml")):
         try:
             found[RunDirectory(file.parent).recipe()] = file.parent
-        except PmsflError:  # of another version, say: its name stays taken
+        except (PmsflError, OSError, ValueError):  # damaged, or of another version: its name stays taken
             continue
     return found
 

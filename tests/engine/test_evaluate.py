@@ -275,6 +275,27 @@ def test_per_client_statistics_are_each_clients_own() -> None:
     assert torch.equal(top[0], top[1])  # the top is one for all
 
 
+def test_where_bottoms_have_their_own_statistics_so_has_the_top() -> None:
+    """The deepest client's data pass no norm of the server's: what it keeps to itself is no business of others."""
+    world = tiny_world(method="standalone", depths="1:1:1:1", statistics="client")
+    state, _, _ = play(world, rounds=2)
+    shallow, deepest = (world.depths.index(d) for d in (1, max(world.depths)))
+    evaluator = Evaluator(world)
+
+    def logits(client: int, of: State) -> Tensor:
+        found = evaluator.statistics(of, 0, evaluator.client_jobs(of, 0, world.train_rows))
+        [job] = [j for j in evaluator.client_jobs(of, 0, world.train_rows) if client in j.clients]
+        alone = next(iter(evaluator.logits(of, 0, found, job)))[2]
+        return alone[job.clients.index(client)].clone()
+
+    kept = state.bank.get(deepest)
+    assert kept is not None
+    changed = state.bank | {deepest: dataclasses.replace(kept, values=-3.0 * kept.values)}
+    other = dataclasses.replace(state, bank=changed)
+    assert torch.equal(logits(shallow, other), logits(shallow, state))
+    assert not torch.equal(logits(deepest, other), logits(deepest, state))
+
+
 @pytest.mark.parametrize("statistics", ["global", "client", "batch"])
 def test_a_model_without_batch_norm_needs_no_statistics(statistics: str) -> None:
     federation = tiny_federation(shape=(5, 6))

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pmsfl.data.source import Array, Ints
 from pmsfl.errors import PmsflError
+
+
+def _digest(about: str, arrays: Iterable[Array]) -> str:
+    digest = hashlib.sha256(about.encode())
+    for array in arrays:
+        # dtype and shape first: otherwise rows could move from one array to the next unnoticed
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        # through a flat byte view: an empty array has no buffer that hashlib accepts
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +65,11 @@ class Federation:
 
     def fingerprint(self) -> str:
         """Return a sha256 hex digest of x, y and every index array (to notice changed data on resume)."""
-        digest = hashlib.sha256()
-        digest.update(f"{self.clients} {self.classes}".encode())
-        for array in (self.x, self.y, *self.train, *self.test, self.global_test):
-            # dtype and shape first: otherwise rows could move from one array to the next unnoticed
-            digest.update(f"{array.dtype.str}{array.shape}".encode())
-            # through a flat byte view: an empty array has no buffer that hashlib accepts
-            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()
+        return _digest(f"{self.clients} {self.classes}", (self.x, self.y, *self.train, *self.test, self.global_test))
+
+    def samples_fingerprint(self) -> str:
+        """Return a sha256 hex digest of x and y alone, whoever holds them: the same for every seed."""
+        return _digest(f"{self.classes}", (self.x, self.y))
 
     def summary(self) -> dict[str, object]:
         """Return plain numbers and strings for display: sizes, classes per client, test rows, shape."""

@@ -204,7 +204,7 @@ class LiveEvaluation:
 
     def _classify(self, depth: int, draw: int, mode: int, clients: list[int], bundle: Bundle) -> None:
         smashed = torch.cat([bundle.parts[c][0] for c in clients])
-        buffers = self.statistics[draw, mode].buffers(None)
+        buffers = self.statistics[draw, mode].top()
         self.world.model.train(self.joined)
         inputs = self._top_inputs(draw, smashed, buffers)
         logits, _ = self.evaluator.passes.top(depth, False, inputs, smashed.unsqueeze(0))

@@ -239,7 +239,7 @@ class Evaluator:
             rows,
             None if full else present,
             {} if statistics is None else statistics.buffers(job.clients),
-            {} if statistics is None else statistics.buffers(None),
+            {} if statistics is None else statistics.top(),
         )
 
     def logits(

@@ -15,6 +15,10 @@ Totals = dict[Names, Tensor]  # [norms + 2 · channels]: counts, Σx, Σx²
 class Statistics:
     """Count, Σx and Σx² of every norm: over all clients, or (statistics = client) per client in the bottom.
 
+    With different depths a block is in the bottom of some clients and in the top of others. Where bottoms have
+    statistics of their own they may be networks of their own, too, so that the server's copy of a block then has what
+    passed through that copy alone.
+
     The norms of a pass travel as one vector: a pass over all training data would otherwise spend its time on
     thousands of tiny additions.
     """
@@ -24,6 +28,7 @@ class Statistics:
         self.per_client = world.recipe.statistics == "client"
         self._total: Totals = {}
         self._own: dict[int, Totals] = {}
+        self._served: Totals = {}  # through the server's blocks, whoever's smashed data it was
         self._known: dict[str, Tensor] | None = None
 
     def add(self, names: Names, rows: Tensor | None, clients: list[int] | None) -> None:
@@ -34,7 +39,10 @@ class Statistics:
         if clients is not None and self.per_client:
             for i, c in enumerate(clients):
                 _merge(self._own.setdefault(c, {}), names, rows[i])
-        _merge(self._total, names, rows.sum(0) if rows.ndim == 2 else rows)
+        whole = rows.sum(0) if rows.ndim == 2 else rows
+        if clients is None:
+            _merge(self._served, names, whole)
+        _merge(self._total, names, whole)
 
     def buffers(self, clients: list[int] | None) -> dict[str, Tensor]:
         """running_mean and running_var of every norm that was seen; with a leading [K] where they are per client."""
@@ -43,8 +51,13 @@ class Statistics:
         everybody = self._known
         if not self.per_client or not clients:
             return everybody
-        own = [everybody | self._finished(self._own.get(c, {})) for c in clients]
+        own = [self.top() | self._finished(self._own.get(c, {})) for c in clients]
         return {name: torch.stack([o[name] for o in own]) for name in own[0]} if own else {}
+
+    def top(self) -> dict[str, Tensor]:
+        """running_mean and running_var of the server's norms, and what bottoms have in common."""
+        everybody = self.buffers(None)
+        return everybody | self._finished(self._served) if self.per_client else everybody
 
     def _finished(self, totals: Totals) -> dict[str, Tensor]:
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}

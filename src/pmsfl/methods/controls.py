@@ -11,7 +11,10 @@ from pmsfl.methods.pm_sfl import PMSFL
 
 
 class FrozenMask(Method):
-    """A random mask drawn once from the initial θ and never learned; norms and top train as everywhere."""
+    """A random mask drawn once from the initial θ and never learned; norms and top train as everywhere.
+
+    With different depths the server trains its own copy of every block above the shallowest cut.
+    """
 
     name = "frozen-mask"
     summary = "control: one random mask, never learned"

@@ -68,7 +68,8 @@ def read_attack(folder: Path, plan: AttackPlan) -> dict[str, Any] | None:
         found = RunDirectory(folder).read_json(f"attack-{plan.name}.json")
     except PmsflError:
         return None
-    return found if found is not None and found.get("plan") == plan.as_dict() else None
+    whole = isinstance(found, dict) and found.keys() >= {"plan", "max", "max_attack", "floor", "unmasked", "costs"}
+    return found if found is not None and whole and found["plan"] == plan.as_dict() else None
 
 
 def read_pictures(folder: Path, plan: AttackPlan) -> dict[str, np.ndarray] | None:

@@ -13,7 +13,7 @@ from pmsfl.paper.outcome import Group, Outcome
 from pmsfl.paper.plan import Planned, Table, cells, unavailable
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
-from pmsfl.report.console import UsageError, human_seconds, note, say, table
+from pmsfl.report.console import UsageError, human_seconds, say, table
 from pmsfl.report.interval import mean
 
 
@@ -31,15 +31,18 @@ def show(options: Options) -> None:
     """Every table: its cells, how many seeds of each are done, what they cost and what the rest would."""
     _check_seeds(options)
     logs = Logs(options.out)
+    any_cell = False
     for name, wanted in TABLES.items():
         outcome = Outcome(wanted, options.out, options.data, logs)
         lines = _lines(outcome, options)
         if not lines:
             continue
+        any_cell = True
         of = f", the cells of {wanted.borrows}" if wanted.borrows else ""
         table(f"{name}: {wanted.title}{of}", ("cell", "seeds", "seconds each", "to go", ""), lines)
-    if logs.unread:
-        note(f"{len(logs.unread)} logs cannot be read (another version's?): {', '.join(map(str, logs.unread[:3]))}")
+    if not any_cell:
+        raise UsageError(f"--only {','.join(options.only)}: no table has such a cell at scale {options.scale}")
+    logs.warn()
     say(
         f"scale {options.scale}; 'to go' is an estimate from finished cells of the same row. "
         "Play a table with: pmsfl paper TABLE"

@@ -24,9 +24,11 @@ from pmsfl.errors import PmsflError
 from pmsfl.locks import only_one
 from pmsfl.methods import make_method
 from pmsfl.recipe import Recipe
+from pmsfl.report.console import note
 from pmsfl.rundir import RunDirectory, write_whole
 
 DIGITS = 6
+NEEDED = {"accuracy", "accuracy_global", "bytes", "clients", "date", "seconds"}  # of a result, by the tables
 # Only methods that train scores read these: tuning them for masks must not undo cells of weights and frozen masks.
 OF_SCORES = (
     *("lr_score", "score_schedule", "score_decay", "estimator", "entropy_target", "entropy_rate"),
@@ -68,10 +70,17 @@ class Logs:
             try:
                 recipe = RunDirectory(file.parent).recipe()
                 known = identity(recipe)
-            except (PmsflError, OSError):  # of another version
+                _check_whole(file.parent, recipe)
+            except (PmsflError, OSError, ValueError):  # damaged, or of another version
                 self.unread.append(file.parent)
                 continue
             self._found.setdefault(known, {}).setdefault(recipe.seed, file.parent)
+
+    def warn(self) -> None:
+        """Say which logs do not count."""
+        if self.unread:
+            few = ", ".join(str(folder) for folder in self.unread[:3])
+            note(f"{len(self.unread)} logs cannot be read (damaged, or another version's) and do not count: {few}")
 
     def of(self, recipe: Recipe) -> dict[int, Path]:
         """The folders of this recipe's finished cells by seed, sorted."""
@@ -98,6 +107,17 @@ class Logs:
             write_whole(folder / "versions.json", json.dumps(directory.read_json("versions.json"), indent=1) + "\n")
             write_whole(folder / "result.json", json.dumps(result, indent=1) + "\n")  # last: now it counts
         self._found.setdefault(identity(recipe), {})[recipe.seed] = folder
+
+
+def _check_whole(folder: Path, recipe: Recipe) -> None:
+    """Raise PmsflError where a finished cell's log lacks something: half a log would show figures of another round."""
+    directory = RunDirectory(folder)
+    result, about = directory.read_json("result.json"), directory.read_json("versions.json")
+    if not isinstance(result, dict) or not result.keys() >= NEEDED or not isinstance(about, dict):
+        raise PmsflError(f"{folder}: result.json or versions.json is not what a finished run leaves")
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    if len(lines) != recipe.rounds:
+        raise PmsflError(f"{folder}: metrics.jsonl has {len(lines)} rounds of {recipe.rounds}")
 
 
 def alone(out: Path) -> AbstractContextManager[int]:

@@ -50,10 +50,14 @@ class Record:
         return RunDirectory(self.folder).metrics()
 
     @cached_property
+    def versions(self) -> dict[str, Any]:
+        """Software, hardware, and fingerprints of its data."""
+        return RunDirectory(self.folder).read_json("versions.json") or {}
+
+    @property
     def device(self) -> str:
         """What it was computed on: a GPU's name, or cpu."""
-        versions = RunDirectory(self.folder).read_json("versions.json") or {}
-        return str(versions.get("device", "unknown"))
+        return str(self.versions.get("device", "unknown"))
 
     @property
     def client_rounds(self) -> int:
@@ -105,6 +109,14 @@ class Group:
         """Bytes by 'kind.direction' and their total, for one client in one round, the mean over the seeds."""
         shares = [{k: v / r.client_rounds for k, v in r.result["bytes"].items()} for r in self.records]
         return {k: mean([s.get(k, 0.0) for s in shares]) for k in sorted({k for s in shares for k in s})}
+
+
+def of_different_data(groups: Sequence[Group]) -> bool:
+    """Were a row's cells played on different samples, or dealt differently with one seed? A path does not tell."""
+    records = [r for g in groups for r in g.records]
+    samples = {r.versions["samples"] for r in records if "samples" in r.versions}
+    dealt = {(r.seed, r.versions["data"]) for r in records if "data" in r.versions}
+    return len(samples) > 1 or len(dealt) > len({seed for seed, _ in dealt})
 
 
 @dataclass(frozen=True)

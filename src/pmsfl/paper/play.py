@@ -78,6 +78,15 @@ class _Call:
                 found.setdefault(recipe, cell)
         return list(found.values())
 
+    def check_something_was_there(self) -> None:
+        """Where cells were named, it is an error if all of their rows were left out and none has a result."""
+        o = self.options
+        chosen = [c for c in cells(self.table, o.scale, o.seed_count, o.only) if _has_recipe(c)]
+        left_out = {row.partition(":")[0] for row in self.skipped}
+        rows_ = {c.row.name for c in chosen}
+        if o.only and rows_ <= left_out and not any(self.logs.has(c.recipe(o.data)) for c in chosen):
+            raise PmsflError(f"nothing was played: {', '.join(sorted(rows_))} had to be left out (see above)")
+
     def attacked(self, recipe: Recipe) -> bool:
         """Has a trained cell been attacked, where it has to be?"""
         return self.plan is None or read_attack(self.logs.of(recipe)[recipe.seed], self.plan) is not None
@@ -127,10 +136,7 @@ class _Call:
     def ended(self, cell: Cell, error: str | None) -> bool:
         """Keep the log of a cell that is finished, and the table's CSV up to date; False: another call is at it."""
         if error is None:
-            if not self.logs.has(cell.recipe):  # it has one where it was trained again for an attack
-                shipped_path = Recipe.load(cell.source).data_path
-                self.logs.publish(cell.path, self.table.home, cell.path.name, shipped_path)
-            self.write(pages=False)
+            self._keep(cell)
         elif _busy(cell.path):
             self.elsewhere.append(cell.name)
             return False
@@ -138,20 +144,41 @@ class _Call:
             self.failed.append(cell.name)
         return True
 
+    def _keep(self, cell: Cell) -> None:
+        """Publish a finished run's log; where that cannot be written, the run stays and the other cells go on."""
+        try:
+            if not self.logs.has(cell.recipe):  # it has one where it was trained again for an attack
+                shipped_path = Recipe.load(cell.source).data_path
+                self.logs.publish(cell.path, self.table.home, cell.path.name, shipped_path)
+            self.write(pages=False)
+        except (PmsflError, OSError) as e:
+            self.failed.append(cell.name)
+            note(f"{cell.name} is trained, but its log could not be written: {e}")
+
     def write(self, pages: bool = True) -> list[Path]:
         """The table's files from all logs there are; without pages only the CSV."""
         from pmsfl.paper.write import write_cells
 
-        outcome = Outcome(self.table, self.options.out, self.options.data, Logs(self.options.out), self.skipped)
+        logs = Logs(self.options.out)
+        outcome = Outcome(self.table, self.options.out, self.options.data, logs, self.skipped)
         with alone(self.options.out):
             if pages:
-                return self.table.write(outcome)
+                return [*self.table.write(outcome), *self._write_others(logs)]
             return [] if self.table.borrows else [(self.table.write_csv or write_cells)(outcome)]
+
+    def _write_others(self, logs: Logs) -> list[Path]:
+        """The other tables that have a page already: they share cells with this one, and must not contradict it."""
+        from pmsfl.paper.tables import TABLES
+
+        others = (t for t in TABLES.values() if t.name != self.table.name)
+        there = [t for t in others if (self.options.out / f"{t.name}.md").exists()]
+        return [file for t in there for file in t.write(Outcome(t, self.options.out, self.options.data, logs))]
 
 
 def play(table: Table, options: Options, stream: TextIO | None) -> None:
     """Play what is missing and write the table; cells that fail leave the others alone, Ctrl-C keeps what is done."""
     call = _Call(table, options, Logs(options.out))
+    call.logs.warn()
     missing = call.missing()
     _say_plan(call, missing, stream)
     try:
@@ -163,8 +190,10 @@ def play(table: Table, options: Options, stream: TextIO | None) -> None:
         ) from None
     for file in call.write():
         say(f"wrote {file}", stream)
+    call.check_something_was_there()
     if call.elsewhere:
-        note(f"another call is playing {', '.join(call.elsewhere)}: it will write the table again")
+        at = ", ".join(call.elsewhere)
+        note(f"another process is training {at}: run this again when it is done, should its call not write the table")
     if call.failed:
         raise PmsflError(f"{len(call.failed)} cells failed: {', '.join(call.failed)}; the notes above say why")
 

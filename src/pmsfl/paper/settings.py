@@ -11,6 +11,7 @@ from pmsfl.paper import figures
 from pmsfl.paper.outcome import Group, Outcome
 from pmsfl.paper.plan import Row, Variant
 from pmsfl.paper.write import embed, heading, sections, write_cells, write_page
+from pmsfl.report.interval import summarise
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,11 +38,13 @@ def write_setting(outcome: Outcome, key: str, axis: str, about: str, best: float
 def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: float) -> Figure:
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
+        seeds = _shared_seeds(groups)
         for figure_, label, colour in (
             ("accuracy", "each client's own model", "#c1272d"),
             ("accuracy_local_global", "global model on the same tests", "#0b5fa5"),
         ):
-            found = ((100.0 * float(getattr(g.recipe, key)), g.summary(figure_)) for g in groups)
+            by_seed = ((100.0 * float(getattr(g.recipe, key)), g.by_seed(figure_)) for g in groups if g.records)
+            found = ((x, summarise([v for seed, v in of.items() if seed in seeds])) for x, of in by_seed)
             points = [(x, s.mean, s.error) for x, s in found if s is not None]
             xs, means = [p[0] for p in points], [p[1] for p in points]
             errors = [p[2] or 0.0 for p in points]
@@ -50,6 +53,16 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
             100.0 * best, color="#555555", linewidth=1.0, linestyle="--", label=f"best in the paper: {100 * best:g} %"
         )
         ax.set(xlabel=axis, ylabel="accuracy, %")
-        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds")
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {_names(seeds)}")
     figures.legend_outside(figure, axes, columns=3)
     return figure
+
+
+def _shared_seeds(groups: list[Group]) -> set[int]:
+    """The seeds that every point has: a line through means of different seeds would show their differences."""
+    return set.intersection(*({r.seed for r in g.records} for g in groups if g.records))
+
+
+def _names(seeds: set[int]) -> str:
+    numbers = ", ".join(str(s) for s in sorted(seeds))
+    return f"seed{'s' if len(seeds) > 1 else ''} {numbers}"

@@ -53,6 +53,7 @@ LINES = (
     (rows.cifar100, (*GLOBAL[:5], single_masks, *GLOBAL[5:])),
     (rows.cifar100_merged, (splitfed, pm_sfl, private, CONTROLS[0])),
     (rows.femnist, PERSONAL),
+    (_not_quick(rows.femnist_own), PERSONAL),
     (rows.unipen, PERSONAL),
     (_not_quick(rows.unipen_own), (*PERSONAL[:6], single_masks, *PERSONAL[6:])),
     (rows.unipen_every_own, PERSONAL),
@@ -61,6 +62,7 @@ LINES = (
     (rows.radar, PERSONAL),
     (rows.cifar100_depths, (*MIXED[:6], single_masks, *MIXED[6:])),
     (rows.femnist_depths, MIXED),
+    (_not_quick(rows.femnist_depths_own), (*MIXED, lg_fedavg)),
     (rows.unipen_depths, MIXED),
     (_not_quick(rows.unipen_depths_own), (*MIXED[:6], single_masks, *MIXED[6:], lg_fedavg)),
     (rows.unipen_every_depths_own, (*MIXED, lg_fedavg)),
@@ -157,8 +159,11 @@ def _other_data(row: Row) -> str:
 
 
 def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
-    """Mask entropy over the rounds, where our settings and the paper's were both asked for."""
-    wanted = [(row, [g for g in groups if g.variant in (pm_sfl, pm_sfl_paper) and g.records]) for row, groups in lines]
+    """Mask entropy over the rounds, where the paper's settings were played: of single masks, a mask's own chance."""
+    wanted = [
+        (row, [g for g in groups if g.variant in (pm_sfl, single_masks, pm_sfl_paper) and g.records])
+        for row, groups in lines
+    ]
     wanted = [(row, groups) for row, groups in wanted if any(g.variant == pm_sfl_paper for g in groups)]
     if not wanted:
         return None
@@ -166,7 +171,9 @@ def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
     for ax, (row, groups) in zip(axes, wanted, strict=True):
         for g in groups:
             points = [(float(at), s.mean, s.error) for at, s in g.curve("mask_entropy")]
-            figures.band(ax, points, g.variant.label, figures.style(g.variant.name))
+            several = f": what rounding a mean of {g.recipe.forward_masks} masks leaves"
+            label = g.variant.label + (several if g.recipe.forward_masks > 1 else "")
+            figures.band(ax, points, label, figures.style(g.variant.name))
         ax.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
         figures.count_rounds(ax)
         ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit")

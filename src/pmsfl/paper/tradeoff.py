@@ -176,10 +176,10 @@ ABOUT = (
 )
 LEGEND = (
     "Bytes across the cut are smashed data up and their gradients down, counted from encoded messages, of one client "
-    "in one round; *fewer* compares with the same cut without stages in fp32. *client work* is FLOPs, in units of the "
-    "row's own cut without stages; a guard's decoder is in it. ± is the standard error over seeds. An empty cell was "
-    "not run. "
-    "**bold**: no other variant beats it in both accuracy and SSIM. ★: the recommended one, `-c preset=private`."
+    "in one round; *fewer* and *client work* (FLOPs per sample) compare with the row's own network and cut, without "
+    "stages, in fp32: preset private and deeper cuts have another; a guard's decoder is in the work. ± is the standard "
+    "error over seeds. An empty cell was not run. **bold**: no other variant beats it in both SSIM and the accuracy "
+    "that the row compares. ★: the recommended one, `-c preset=private`."
 )
 HEADERS = (
     *("", "accuracy, %", "global model, %", "max SSIM", "attack", "floor", "unmasked", "bytes across the cut", "fewer"),

@@ -109,8 +109,10 @@ def difference(group: Group, baseline: Group | None) -> str:
     if found.mean is None:
         return ""
     error = "" if found.error is None else f" ± {found.error:.2f}"
-    verdict = f" ({found.verdict})" if len(found.seeds) >= LEAST_SEEDS else ""
-    return f"{found.mean:+.2f}{error}{verdict}"
+    remarks = [found.verdict] if len(found.seeds) >= LEAST_SEEDS else []
+    if len(found.seeds) < len(group.records):  # else it looks like the difference of the means beside it
+        remarks.append(f"{len(found.seeds)} of {len(group.records)} seeds")
+    return f"{found.mean:+.2f}{error}" + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def budget(row: Row, groups: Sequence[Group]) -> str:
