@@ -25,8 +25,15 @@ def test_the_papers_columns_and_our_controls() -> None:
     assert lines["cifar100"] == [*weights, "pm-sfl", "pm-sfl-single", "pm-sfl@paper", *controls]
     for row in ("femnist", "unipen", "mmhar", "sonichar", "radar"):
         assert lines[row] == [*weights, "lg-fedavg", "pm-sfl", *controls]
-    mixed = [*weights, "depthfl", "pm-sfl", "pm-sfl-single", "pm-sfl-uncompensated", *controls]
-    assert lines["cifar100-depths"] == mixed
+    merged = [*weights[:2], "splitfed-merge-all", *weights[2:]]
+    assert lines["cifar100-depths"] == [
+        *merged,
+        "depthfl",
+        "pm-sfl",
+        "pm-sfl-single",
+        "pm-sfl-uncompensated",
+        *controls,
+    ]
     for row in ("femnist-depths", "unipen-depths", "demo-depths"):
         assert lines[row] == [*weights, "depthfl", "pm-sfl", "pm-sfl-uncompensated", *controls]
 
@@ -58,6 +65,7 @@ def test_one_budget_for_all_methods_of_a_row(name: str, scale: str) -> None:
     # published presets have these as published
     free |= {"union_rate", "eval_mask", "score_spread", "mask_sharpness", "upload_draw", "score_schedule"}
     free |= {"mask_act", "forward_masks", "upload_masks", "score_decay"}
+    free |= {"norms", "merge"}  # SplitFed's labelled variants
     for row, variants in TABLES[name].at(scale):
         if row.recipe not in shipped():
             continue

@@ -102,7 +102,7 @@ def test_interrupted_cells_go_on(
         assert play(tmp_path, *words) == 0
     told = capsys.readouterr()
     assert "demo-quick-splitfed-s1  another process is at it" in told.out
-    assert "another call is playing demo-quick-splitfed-s1" in told.err
+    assert "another process is training demo-quick-splitfed-s1: run this again when it is done" in told.err
     assert methods(tmp_path) == ["demo-quick splitfed best 0"]
 
     assert play(tmp_path, *words) == 0

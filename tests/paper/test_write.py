@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pmsfl.paper import figures
-from pmsfl.paper.write import COLUMNS
+from pmsfl.paper.write import COLUMNS, DIFFERENT_DATA
 from tests.conftest import Pmsfl
 from tests.paper import helpers
 from tests.paper.helpers import fake_log
@@ -87,6 +88,81 @@ def test_a_row_compares_global_models_or_means_over_clients_and_shows_the_other_
     assert (by_client[1], by_client[3], by_client[6]) == ("70.00", "-2.00", "69.00")
     text = (tmp_path / "table1.md").read_text(encoding="utf-8")
     assert text.count("Methods are compared by the global model on all test samples.") == 1
+
+
+def test_methods_without_a_global_model_are_shown_by_their_clients(tmp_path: Path) -> None:
+    fake_log(tmp_path, "cifar100/pm-sfl", 0, 70.0)
+    fake_log(tmp_path, "cifar100/standalone", 0, 30.0, accuracy_global=3.0)
+    assert play("table1", tmp_path) == 0
+    [ours] = lines_of(tmp_path / "table1.md", "CIFAR-100, Dirichlet(0.3), same depths: ours")
+    assert (ours[1], ours[7]) == ("30.00 (clients)", "69.00")
+    [standalone] = lines_of(tmp_path / "table1.md", "Standalone |")
+    assert (standalone[1], standalone[3], standalone[6]) == ("30.00 (clients)", "-40.00", "30.00")
+
+
+def test_a_difference_says_how_many_pairs_it_rests_on(out: Path) -> None:
+    fake_log(out, "cifar100/splitfed", 3, 99.0)
+    assert play("table1", out) == 0
+    [splitfed] = lines_of(out / "table1.md", "SplitFed |")
+    assert splitfed[2:4] == ["4", f"+10.00 ± {0.5 / math.sqrt(3):.2f} (better, 3 of 4 seeds)"]
+
+
+def test_pages_that_share_cells_are_written_together(out: Path) -> None:
+    assert play("table1", out) == play("ablation", out) == 0
+    assert not (out / "convergence.md").exists()
+    fake_log(out, "cifar100/pm-sfl-single", 0, 55.0)
+    assert play("table1", out) == 0
+    [ablation] = lines_of(out / "ablation.md", "PM-SFL, single masks")
+    assert ablation[1:4] == ["54.00", "1", "-5.00"]
+    assert not (out / "convergence.md").exists()  # nobody asked for it yet
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("result.json", ""),
+        ("result.json", "[]"),
+        ("result.json", '{"accuracy": 1.0}'),
+        ("versions.json", "{"),
+        ("metrics.jsonl", '{"round": 1, "loss": 1.0, "bytes": {"total": 1}}\n'),
+        ("recipe.toml", b"\xff\xfe"),
+    ],
+)
+def test_a_damaged_log_does_not_count_and_is_named(
+    name: str, content: str | bytes, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [folder] = out.glob("logs/*/cifar100-splitfed-s1")
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert play("table1", out) == play("convergence", out) == 0
+    told = capsys.readouterr()
+    assert "6 there already" in told.out
+    assert re.search(r"1 logs cannot be read .* do not count: .*cifar100-splitfed-s1", told.err)
+    [splitfed] = lines_of(out / "table1.md", "SplitFed |")
+    assert splitfed[1:3] == ["71.00 ± 2.00", "2"]
+
+
+def test_cells_of_different_data_are_told(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def say(cell: str, samples: str, dealt: str) -> None:
+        file = out / "logs" / "table1" / cell / "versions.json"
+        file.write_text(json.dumps({"device": "a GPU", "samples": samples, "data": dealt}), encoding="utf-8")
+
+    say("cifar100-splitfed-s0", "a", "a0")
+    say("cifar100-splitfed-s1", "a", "a1")
+    say("cifar100-pm-sfl-s0", "a", "a0")
+    assert play("table1", out) == 0
+    assert DIFFERENT_DATA not in capsys.readouterr().err
+    for samples, dealt in (("b", "a0"), ("a", "b0")):  # other samples, or the same ones dealt differently
+        say("cifar100-pm-sfl-s0", samples, dealt)
+        assert play("table1", out) == 0
+        assert f"cifar100: {DIFFERENT_DATA}" in capsys.readouterr().err
+        assert f"**{DIFFERENT_DATA}**" in (out / "table1.md").read_text(encoding="utf-8")
+
+
+def test_named_cells_that_cannot_be_played_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert play("table1", tmp_path, "--only", "unipen/*") == 1
+    assert "nothing was played: unipen had to be left out" in capsys.readouterr().err
+    assert helpers.pmsfl("paper", "list", "--only", "no/such", "--out", tmp_path) == 2
+    assert "no table has such a cell" in capsys.readouterr().err
 
 
 def test_panels_are_wide_enough_to_compare_and_titles_fit_above_them() -> None:

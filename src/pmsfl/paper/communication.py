@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("recipe", "method", "preset", "seeds", "kind", "direction", "bytes_per_client_round", "bytes_total")
 AT_THE_CUT = ("smashed", "gradient")  # the same for every method: they would hide all else
+UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 ABOUT = (
     "What one client sends and receives in one round, counted from encoded messages, by kind. The cut itself (smashed "
     "data and their gradients) is most of it and the same for every method; masks save on the rest only. The "
@@ -111,22 +112,27 @@ def _against_bytes(lines: list[tuple[Row, list[Group]]]) -> Figure:
     """Accuracy over all bytes sent so far; the mean over seeds."""
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
-        for g in groups:
-            if points := _accuracy_over_bytes(g):
-                figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
-        ax.set(xlabel="MB sent so far, all clients", ylabel=row.measured)
+        curves = [(g.variant.name, _accuracy_over_bytes(g)) for g in groups]
+        unit, factor = _unit(max(sent for _, points in curves for sent, _, _ in points))
+        for name, points in curves:
+            if points:
+                scaled = [(sent / factor, at, error) for sent, at, error in points]
+                figures.band(ax, scaled, table1.SHORT[name], figures.style(name))
+        ax.set(xlabel=f"{unit} sent so far, all clients", ylabel=row.measured)
         figures.entitle(ax, row.label)
     figure.suptitle("Accuracy against every byte that crossed the wire, the cut included")
     figures.legend_outside(figure, axes, columns=6)
     return figure
 
 
+def _unit(most: float) -> tuple[str, float]:
+    """The unit in which numbers up to that many bytes are short, and what it is worth."""
+    return next((unit, worth) for unit, worth in UNITS if most >= worth or worth == 1.0)
+
+
 def _accuracy_over_bytes(g: Group) -> list[tuple[float, float, float | None]]:
     sent = [_cumulated(r) for r in g.records]
-    return [
-        (mean([s[at] for s in sent if at in s]) / 1e6, summary.mean, summary.error)
-        for at, summary in g.curve(g.row.measure)
-    ]
+    return [(mean([s[at] for s in sent if at in s]), summary.mean, summary.error) for at, summary in g.curve(g.measure)]
 
 
 def _cumulated(record: Record) -> dict[int, int]:

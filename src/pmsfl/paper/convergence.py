@@ -53,7 +53,7 @@ def _shares(groups: list[Group]) -> list[str]:
     """Accuracy after a quarter, a half, … of the rounds: the last evaluation by then."""
     lines = []
     for g in groups:
-        curve = g.curve(g.row.measure)
+        curve = g.curve(g.measure)
         by_then = ([s.mean for at, s in curve if at <= share * g.recipe.rounds] for share in SHARES)
         lines.append((g.variant.label, *(f"{seen[-1]:.2f}" if seen else "" for seen in by_then)))
     rounds = groups[0].recipe.rounds
@@ -67,7 +67,7 @@ def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
         for g in groups:
-            points = [(float(at), s.mean, s.error) for at, s in g.curve(row.measure)]
+            points = [(float(at), s.mean, s.error) for at, s in g.curve(g.measure)]
             if points:
                 figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
         figures.count_rounds(ax)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COLOURS = {
     "pm-sfl": "#c1272d",
     "splitfed": "#0b5fa5",
+    "splitfed-own-norms": "#7fb2de",
+    "splitfed-merge-all": "#7fb2de",
     "splitfed-dp": "#56b4e9",
     "splitfed-pm": "#e69f00",
     "standalone": "#009e73",

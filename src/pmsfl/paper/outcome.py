@@ -13,11 +13,13 @@ from typing import Any
 from pmsfl.engine.plan import cohort_size
 from pmsfl.paper.attacked import AttackPlan, read_attack
 from pmsfl.paper.logs import Logs
-from pmsfl.paper.plan import SCALES, Planned, Row, Table, Variant
+from pmsfl.paper.plan import CLIENTS, SCALES, Planned, Row, Table, Variant
 from pmsfl.recipe import Recipe
 from pmsfl.recipe_files import shipped
 from pmsfl.report.interval import Summary, mean, summarise
 from pmsfl.rundir import RunDirectory
+
+LOCAL_BLOCKS = ("standalone", "lg-fedavg")
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,20 @@ class Group:
         return summarise(self.by_seed(key).values())
 
     @property
+    def has_global_model(self) -> bool:
+        """Is there one network that all clients have? Not where blocks stay on the clients by design: what such a
+        method's global model has there are blocks that nobody trained, or a part of the clients' alone."""
+        return self.recipe.method not in LOCAL_BLOCKS
+
+    @property
+    def measure(self) -> str:
+        """The figure that counts: the row's, or the mean over clients where there is no global model."""
+        return self.row.measure if self.has_global_model else CLIENTS
+
+    @property
     def accuracy(self) -> Summary | None:
-        """The figure that the row compares its methods by, over the seeds."""
-        return self.summary(self.row.measure)
+        """The figure that counts, over the seeds."""
+        return self.summary(self.measure)
 
     def curve(self, key: str) -> list[tuple[int, Summary]]:
         """(round, mean and error over the seeds) of a figure of the evaluations, or of the rounds."""

@@ -16,8 +16,9 @@ from typing import TextIO
 from pmsfl.errors import PmsflError
 from pmsfl.paper.attacked import AttackPlan, attack_run, attackable, read_attack
 from pmsfl.paper.logs import Logs, alone, identity
-from pmsfl.paper.outcome import Outcome
+from pmsfl.paper.outcome import Outcome, of_different_data
 from pmsfl.paper.plan import SEEDS, Planned, Table, cells, missing_rows
+from pmsfl.paper.write import DIFFERENT_DATA, write_cells
 from pmsfl.recipe import Recipe
 from pmsfl.report.console import note, say
 from pmsfl.report.sweeping import Display
@@ -86,6 +87,13 @@ class _Call:
         rows_ = {c.row.name for c in chosen}
         if o.only and rows_ <= left_out and not any(self.logs.has(c.recipe(o.data)) for c in chosen):
             raise PmsflError(f"nothing was played: {', '.join(sorted(rows_))} had to be left out (see above)")
+
+    def check_data(self) -> None:
+        """Say where a table would mix what was measured on different data under one name."""
+        outcome = Outcome(self.table, self.options.out, self.options.data, Logs(self.options.out))
+        for row, groups in outcome.played(self.options.scale):
+            if of_different_data(groups):
+                note(f"{row.name}: {DIFFERENT_DATA}; delete the logs of the wrong ones below {self.options.out}/logs")
 
     def attacked(self, recipe: Recipe) -> bool:
         """Has a trained cell been attacked, where it has to be?"""
@@ -157,8 +165,6 @@ class _Call:
 
     def write(self, pages: bool = True) -> list[Path]:
         """The table's files from all logs there are; without pages only the CSV."""
-        from pmsfl.paper.write import write_cells
-
         logs = Logs(self.options.out)
         outcome = Outcome(self.table, self.options.out, self.options.data, logs, self.skipped)
         with alone(self.options.out):
@@ -191,6 +197,7 @@ def play(table: Table, options: Options, stream: TextIO | None) -> None:
     for file in call.write():
         say(f"wrote {file}", stream)
     call.check_something_was_there()
+    call.check_data()
     if call.elsewhere:
         at = ", ".join(call.elsewhere)
         note(f"another process is training {at}: run this again when it is done, should its call not write the table")

@@ -163,7 +163,10 @@ unipen = Row(
     "femnist",
     _STAND_IN,
     _GRID,
-    {("reduced", "splitfed"): ("lr_client=0.2",), **{(scale, SINGLE): SINGLE_WRITERS for scale in _UNIPEN}},
+    {
+        **{("reduced", variant): ("lr_client=0.2",) for variant in ("splitfed", "splitfed-own-norms")},
+        **{(scale, SINGLE): SINGLE_WRITERS for scale in _UNIPEN},
+    },
 )
 unipen_depths = Row(
     "unipen-depths",

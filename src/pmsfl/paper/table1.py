@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pmsfl.paper import figures, published, rows
 from pmsfl.paper.outcome import Group, Outcome
 from pmsfl.paper.plan import CLIENTS, Row, Table, Variant
-from pmsfl.paper.write import embed, heading, markdown, sections, spread, write_cells, write_page
+from pmsfl.paper.write import embed, heading, markdown, reached, sections, write_cells, write_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,8 @@ def _not_quick(row: Row) -> Row:
 
 standalone = _method("standalone", "Standalone")
 splitfed = _method("splitfed", "SplitFed")
+own_norms = Variant("splitfed-own-norms", "SplitFed, norms not merged", ("method=splitfed", "norms=local"))
+merging_all = Variant("splitfed-merge-all", "SplitFed, server's copy merged", ("method=splitfed", "merge=all"))
 splitfed_dp = _method("splitfed-dp", "SplitFed-DP, ε = 0.1")
 splitfed_pm = _method("splitfed-pm", "SplitFed-PM")
 lg_fedavg = _method("lg-fedavg", "LG-FedAvg")
@@ -53,14 +55,14 @@ LINES = (
     (rows.cifar100, (*GLOBAL[:5], single_masks, *GLOBAL[5:])),
     (rows.cifar100_merged, (splitfed, pm_sfl, private, CONTROLS[0])),
     (rows.femnist, PERSONAL),
-    (_not_quick(rows.femnist_own), PERSONAL),
+    (_not_quick(rows.femnist_own), (*PERSONAL[:2], own_norms, *PERSONAL[2:])),
     (rows.unipen, PERSONAL),
-    (_not_quick(rows.unipen_own), (*PERSONAL[:6], single_masks, *PERSONAL[6:])),
-    (rows.unipen_every_own, PERSONAL),
+    (_not_quick(rows.unipen_own), (*PERSONAL[:2], own_norms, *PERSONAL[2:6], single_masks, *PERSONAL[6:])),
+    (rows.unipen_every_own, (*PERSONAL[:2], own_norms, *PERSONAL[2:])),
     (rows.mmhar, PERSONAL),
     (rows.sonichar, PERSONAL),
     (rows.radar, PERSONAL),
-    (rows.cifar100_depths, (*MIXED[:6], single_masks, *MIXED[6:])),
+    (rows.cifar100_depths, (*MIXED[:2], merging_all, *MIXED[2:6], single_masks, *MIXED[6:])),
     (rows.femnist_depths, MIXED),
     (_not_quick(rows.femnist_depths_own), (*MIXED, lg_fedavg)),
     (rows.unipen_depths, MIXED),
@@ -79,6 +81,8 @@ SHORT = {
     "pm-sfl-uncompensated": "no compensation",
     "pm-sfl@paper": "preset paper",
     "pm-sfl@private": "preset private",
+    "splitfed-own-norms": "SplitFed, own norms",
+    "splitfed-merge-all": "SplitFed, merge all",
     "frozen-mask": "frozen mask",
     "dense-frozen": "frozen, no mask",
     "threshold-mask": "threshold mask",
@@ -108,7 +112,7 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
     found = []
     for row, groups in lines:
         by_name = {g.variant.name: g for g in groups}
-        ours = (spread(by_name[v].accuracy) if v in by_name else "" for v in SHORT)
+        ours = (reached(by_name[v]) if v in by_name else "" for v in SHORT)
         found.append((f"{row.label}: ours{_which(row)}", *ours))
         if row.published:
             theirs = (None if "@" in v else published.accuracy(row.published, v) for v in SHORT)

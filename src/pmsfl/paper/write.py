@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pmsfl.paper import published
-from pmsfl.paper.outcome import Group, Outcome, Record
+from pmsfl.paper.outcome import Group, Outcome, Record, of_different_data
 from pmsfl.paper.plan import CLIENTS, GLOBAL, SCALES, Row
 from pmsfl.report.compare import LEAST_SEEDS, paired
 from pmsfl.report.console import human_bytes, human_seconds
@@ -32,6 +32,7 @@ COLUMNS = (
 )
 MEASURES = {CLIENTS: "accuracy", GLOBAL: "global model"}
 FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "bytes_total", "seconds")
+DIFFERENT_DATA = "not all of these cells were played on the same data: their means and differences mean nothing"
 SCALE_WORDS = {
     "full": "the budget of our own tables",
     "half": "half of the rounds",
@@ -100,11 +101,17 @@ def spread(found: Summary | None, digits: int = 2) -> str:
     return f"{found.mean:.{digits}f}{error}"
 
 
+def reached(group: Group) -> str:
+    """The figure that counts, marked where it is not the row's."""
+    found = spread(group.accuracy)
+    return f"{found} (clients)" if found and group.measure != group.row.measure else found
+
+
 def difference(group: Group, baseline: Group | None) -> str:
     """The variant minus the baseline over the seeds both have, and whether that can be told from chance."""
     if baseline is None or baseline.variant == group.variant or not group.records:
         return ""
-    measure = group.row.measure
+    measure = group.measure
     found = paired(baseline.by_seed(measure), group.by_seed(measure))
     if found.mean is None:
         return ""
@@ -147,12 +154,12 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
         lines.append(
             (
                 g.variant.label,
-                spread(g.accuracy),
+                reached(g),
                 str(len(g.records)) if g.records else "",
                 difference(g, base),
                 "" if theirs is None else f"{theirs:.2f}",
                 spread(g.summary("accuracy_best")),
-                spread(g.summary(other)),
+                spread(g.summary(other)) if other == CLIENTS or g.has_global_model else "",
                 spread(g.summary("mask_entropy")),
                 "" if sent is None else human_bytes(sent.mean),
                 "" if cost is None else f"{cost.mean:.1f}",
@@ -164,9 +171,9 @@ def detail(row: Row, groups: Sequence[Group], baseline: str) -> list[str]:
 def row_heading(row: Row, groups: Sequence[Group]) -> list[str]:
     """A row's name and budget, and what a reader has to know of it."""
     measure = "" if row.measure == CLIENTS else "methods are compared by the global model on all test samples"
-    remarks = [
-        line for text in (measure, row.remark, row.note) if text for line in (f"{text[0].upper()}{text[1:]}.", "")
-    ]
+    mixed = f"**{DIFFERENT_DATA}**" if of_different_data(groups) else ""
+    texts = (t for t in (mixed, measure, row.remark, row.note) if t)
+    remarks = [line for text in texts for line in (f"{text[0].upper()}{text[1:]}.", "")]
     return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remarks]
 
 
@@ -180,10 +187,10 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         "",
         f"Made by `{command} --scale quick|reduced|half|full`; each scale is a section of its own. Accuracies in "
         "percent are the mean over clients, each on its own tests, after the last round, except where a row says that "
-        "it compares global models, which are tested on all of them: that says little for Standalone and LG-FedAvg, "
-        "whose blocks are not shared. ± is the standard error over seeds; differences are paired by seed, with a "
-        "verdict (Student's t, 95 %) from three pairs on. Mask entropy is that of what a forward pass draws; where it "
-        "takes the mean of 15 masks, that of the mean's rounding to a fifteenth, which is no randomness to speak of. "
+        "it compares global models, which are tested on all of them; Standalone and LG-FedAvg keep blocks on the "
+        "clients and have none. ± is the standard error over seeds; differences are paired by seed, with a verdict "
+        "(Student's t, 95 %) from three pairs on. Mask entropy is that of what a forward pass draws; where it takes "
+        "the mean of 15 masks, that of the mean's rounding to a fifteenth, which is no randomness to speak of. "
         f"An empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
         "",
     ]
