@@ -54,6 +54,9 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
         )
         ax.set(xlabel=axis, ylabel="accuracy, %")
         figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {_names(seeds)}")
+    limits = [ax.get_ylim() for ax in axes]
+    for ax in axes:  # the panels are there to be compared
+        ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
     figures.legend_outside(figure, axes, columns=3)
     return figure
 

@@ -182,7 +182,7 @@ def _entropies(lines: list[tuple[Row, list[Group]]]) -> Figure | None:
         figures.count_rounds(ax)
         ax.set(ylim=(0.0, 1.05), ylabel="mean mask entropy, bit")
         figures.entitle(ax, row.label)
-    figures.legend_outside(figure, axes)
+    figures.legend_outside(figure, axes, columns=1)
     return figure
 
 
