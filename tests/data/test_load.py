@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_every_partition_serves_digits_without_leaks(partition: str, test_split:
 
 def test_the_seed_changes_the_federation() -> None:
     assert load("digits", seed=0).fingerprint() != load("digits", seed=1).fingerprint()
+
+
+def test_samples_are_known_again_however_they_are_dealt() -> None:
+    fed = load("digits", seed=0)
+    assert load("digits", seed=1, partition="dirichlet", clients=5).samples_fingerprint() == fed.samples_fingerprint()
+    for other in (replace(fed, x=fed.x[::-1]), replace(fed, y=fed.y[::-1])):
+        assert other.samples_fingerprint() != fed.samples_fingerprint()
 
 
 @pytest.mark.parametrize("partition", LABEL_PARTITIONS)
