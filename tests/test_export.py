@@ -45,6 +45,14 @@ def test_the_exported_module_predicts_what_predict_predicts(run: pmsfl.Run, file
     assert np.allclose(found.probabilities, expected.numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("client", [None, 0, 1, 2, 3])
+def test_exports_have_their_own_cuts_statistics(client: int | None, file: Path, tmp_path: Path) -> None:
+    """A block is the server's here and a client's own there, each with statistics of its own."""
+    recipe = tiny_recipe(method="standalone", depths="1:1:1:1", statistics="client", dtype="float32", rounds=2)
+    run = pmsfl.run(recipe, out=tmp_path / "r", federation=tiny_federation())
+    test_the_exported_module_predicts_what_predict_predicts(run, file, client)
+
+
 def test_predict_on_a_clients_test_rows_is_its_evaluated_accuracy(run: pmsfl.Run, file: Path) -> None:
     evaluation = Evaluator(run.world).evaluate(run.state())
     assert predict(run, file, client=0).accuracy == pytest.approx(evaluation.per_client[0])

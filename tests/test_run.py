@@ -166,6 +166,7 @@ def test_an_interrupt_in_the_middle_of_a_round_costs_that_round_only(
         ),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
         MemoryError("Unable to allocate 2 GiB"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_a_run_that_memory_is_too_small_for_keeps_its_rounds_and_says_what_to_do(

@@ -349,7 +349,7 @@ class Recipe:
     eval_masks: int = knob(5, "masks that `sampled` averages over", "evaluation", low=1)
     statistics: str = knob(
         "global",
-        "batch-norm statistics at evaluation: over all clients, each client's own, or of the test batch",
+        "batch-norm statistics at evaluation: over all clients, each client's own in its bottom, or of the test batch",
         "evaluation",
         choices=("global", "client", "batch"),
     )

@@ -281,8 +281,8 @@ class _Trainer:
             self._save()
             why = ". ".join(str(error).split(". ")[:3])  # torch goes on about every other process
             raise PmsflError(
-                f"out of memory on {self.world.device.type} ({why}); stopped {self._how_far} once there is more room, "
-                "or start a run with a smaller batch, cohort or width"
+                f"out of memory on {self.world.device.type} ({why}): make room, or start a run with a smaller batch, "
+                f"cohort or width; stopped {self._how_far}"
             ) from error
         result = self._result()
         self.directory.write_json("result.json", result)

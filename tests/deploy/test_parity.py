@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "depthfl": {"method": "depthfl", "depths": "1,2,3"},
     "threshold-mask": {"method": "threshold-mask", "eval_mask": "expected"},
     "client-statistics": {"statistics": "client", "eval_masks": 2},
+    "client-statistics-mixed": {"method": "standalone", "depths": "1,2,3", "statistics": "client"},
     "batch-statistics": {"statistics": "batch", "mask_per": "round", "depths": "1,1,2"},
     "local-norms": {"norms": "local", "client_state": "persistent"},
     "merges": {"merges": 2, "client_state": "stay", "epochs": 2, "cohort": 2},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pmsfl.engine.evaluate import Evaluator
 from pmsfl.errors import PmsflError
 from pmsfl.masks.random import Stream, fold, normal, root, uniform
 from pmsfl.methods import METHODS, Method, make_method
@@ -152,20 +151,6 @@ def test_the_frozen_mask_is_drawn_once_and_never_learned() -> None:
     first, _, _ = play(tiny_world(method="frozen-mask"), rounds=1)
     assert torch.equal(first.shared[:p], mask)
     assert not {"theta.down", "mask.up", "weights.up"} & ledger.as_dict().keys()
-
-
-@pytest.mark.parametrize("name", ["frozen-mask", "dense-frozen"])
-def test_with_different_depths_a_controls_server_learns_its_own_blocks(name: str) -> None:
-    world = tiny_world(method=name, depths="1:1:1:1", frozen="kaiming")
-    state, _, _ = play(world, rounds=2)
-    p, evaluator = world.masked_size(world.cut), Evaluator(world)
-    assert torch.equal(state.shared[:p], world.initial_shared[:p])
-    assert (state.shared[p:] != world.frozen[p:]).float().mean() > 0.9
-    assert torch.equal(evaluator.top_weights(state, 0), state.shared[p:])
-    for client, depth in enumerate(world.depths):  # and who holds the same blocks does not
-        size = world.masked_size(depth)
-        mask = world.initial_shared[:size]
-        assert torch.equal(evaluator.client_weights(state, client, 0)[0], mask * world.frozen[:size])
 
 
 def test_dense_frozen_has_no_mask() -> None:

@@ -193,8 +193,9 @@ def _numbers(file: Path) -> dict[str, int]:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Does this say that memory ran out? On the CPU torch has no error of its own for it."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """Does this say that memory ran out? Not every part of torch, nor every library below it, has an error for it."""
+    words = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error) for w in words)
 
 
 def process_bytes() -> int:

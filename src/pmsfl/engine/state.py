@@ -34,7 +34,7 @@ class State:
     def initial(world: World, bank_file: Path | None = None) -> State:
         """The state before round 0. bank_file: where the clients' memories go, should they need a file."""
         shared = world.initial_shared.clone()
-        if not world.server_masks():  # the server trains ordinary weights
+        if not world.shares_top:  # the server trains ordinary weights
             p = world.masked_size(world.cut)
             shared = torch.cat((shared[:p], world.frozen[p:]))
         masked, plain = server_optimisers(world)

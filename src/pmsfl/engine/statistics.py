@@ -30,12 +30,13 @@ class Statistics:
         self._own: dict[int, Totals] = {}
         self._served: Totals = {}  # through the server's blocks, whoever's smashed data it was
         self._known: dict[str, Tensor] | None = None
+        self._top: dict[str, Tensor] | None = None
 
     def add(self, names: Names, rows: Tensor | None, clients: list[int] | None) -> None:
         """Enter what a pass collected of these norms, packed: [norms + 2 · channels], or with a leading [K]."""
         if rows is None or not names:
             return
-        self._known = None
+        self._known = self._top = None
         if clients is not None and self.per_client:
             for i, c in enumerate(clients):
                 _merge(self._own.setdefault(c, {}), names, rows[i])
@@ -51,13 +52,17 @@ class Statistics:
         everybody = self._known
         if not self.per_client or not clients:
             return everybody
-        own = [self.top() | self._finished(self._own.get(c, {})) for c in clients]
+        own = [everybody | self._finished(self._own.get(c, {})) for c in clients]
         return {name: torch.stack([o[name] for o in own]) for name in own[0]} if own else {}
 
     def top(self) -> dict[str, Tensor]:
-        """running_mean and running_var of the server's norms, and what bottoms have in common."""
+        """running_mean and running_var of the server's norms."""
         everybody = self.buffers(None)
-        return everybody | self._finished(self._served) if self.per_client else everybody
+        if not self.per_client:
+            return everybody
+        if self._top is None:
+            self._top = everybody | self._finished(self._served)
+        return self._top
 
     def _finished(self, totals: Totals) -> dict[str, Tensor]:
         found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}

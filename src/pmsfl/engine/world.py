@@ -220,9 +220,8 @@ class World:
         return min(self.depths)
 
     def server_masks(self) -> bool:
-        """Does the server learn masks of its blocks, as the clients do of theirs, rather than weights? Where clients
-        learn nothing it trains weights: a control's top learns as everybody's does."""
-        return self.shares_top and self.method.trains == "scores"
+        """Does the server run its blocks as the method does (masks, say), rather than as trained weights?"""
+        return self.shares_top and self.method.trains != "weights"
 
     def masked_size(self, depth: int) -> int:
         """P_d."""

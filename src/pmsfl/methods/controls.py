@@ -13,7 +13,8 @@ from pmsfl.methods.pm_sfl import PMSFL
 class FrozenMask(Method):
     """A random mask drawn once from the initial θ and never learned; norms and top train as everywhere.
 
-    With different depths the server trains its own copy of every block above the shallowest cut.
+    With different depths the server's blocks are the deep clients' blocks, as for learned masks: nothing but norms and
+    head is learned then, wherever the block lies.
     """
 
     name = "frozen-mask"

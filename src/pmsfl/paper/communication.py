@@ -64,14 +64,15 @@ def _table(groups: list[Group]) -> list[str]:
         *(k.replace(".", " ") for k in kinds),
         "without the cut",
         "total",
-        "accuracy, %",
+        groups[0].row.measured,
     ]
     lines = []
     for g in groups:
         sent, accuracy = g.bytes_per_client_round(), g.accuracy
         per_kind = (human_bytes(sent[k]) if k in sent else "" for k in kinds)
         sums = (human_bytes(_without_cut(sent)), human_bytes(sent["total"])) if sent else ("", "")
-        lines.append((g.variant.label, *per_kind, *sums, "" if accuracy is None else f"{accuracy.mean:.2f}"))
+        at = "" if accuracy is None else f"{accuracy.mean:.2f}{g.mark}"
+        lines.append((g.variant.label, *per_kind, *sums, at))
     return markdown(headers, lines)
 
 
@@ -112,12 +113,12 @@ def _against_bytes(lines: list[tuple[Row, list[Group]]]) -> Figure:
     """Accuracy over all bytes sent so far; the mean over seeds."""
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
-        curves = [(g.variant.name, _accuracy_over_bytes(g)) for g in groups]
-        unit, factor = _unit(max(sent for _, points in curves for sent, _, _ in points))
-        for name, points in curves:
+        curves = [(g, _accuracy_over_bytes(g)) for g in groups]
+        unit, factor = _unit(max((sent for _, points in curves for sent, _, _ in points), default=0.0))
+        for g, points in curves:
             if points:
                 scaled = [(sent / factor, at, error) for sent, at, error in points]
-                figures.band(ax, scaled, table1.SHORT[name], figures.style(name))
+                figures.band(ax, scaled, f"{table1.SHORT[g.variant.name]}{g.mark}", figures.style(g.variant.name))
         ax.set(xlabel=f"{unit} sent so far, all clients", ylabel=row.measured)
         figures.entitle(ax, row.label)
     figure.suptitle("Accuracy against every byte that crossed the wire, the cut included")

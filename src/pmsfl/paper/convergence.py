@@ -55,7 +55,7 @@ def _shares(groups: list[Group]) -> list[str]:
     for g in groups:
         curve = g.curve(g.measure)
         by_then = ([s.mean for at, s in curve if at <= share * g.recipe.rounds] for share in SHARES)
-        lines.append((g.variant.label, *(f"{seen[-1]:.2f}" if seen else "" for seen in by_then)))
+        lines.append((f"{g.variant.label}{g.mark}", *(f"{seen[-1]:.2f}" if seen else "" for seen in by_then)))
     rounds = groups[0].recipe.rounds
     return markdown(
         [f"{groups[0].row.measured} at the last evaluation by round", *(f"{share * rounds:g}" for share in SHARES)],
@@ -69,7 +69,7 @@ def _curves(lines: list[tuple[Row, list[Group]]]) -> Figure:
         for g in groups:
             points = [(float(at), s.mean, s.error) for at, s in g.curve(g.measure)]
             if points:
-                figures.band(ax, points, table1.SHORT[g.variant.name], figures.style(g.variant.name))
+                figures.band(ax, points, f"{table1.SHORT[g.variant.name]}{g.mark}", figures.style(g.variant.name))
         figures.count_rounds(ax)
         ax.set_ylabel(row.measured)
         figures.entitle(ax, row.label)

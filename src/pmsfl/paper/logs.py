@@ -115,9 +115,9 @@ def _check_whole(folder: Path, recipe: Recipe) -> None:
     result, about = directory.read_json("result.json"), directory.read_json("versions.json")
     if not isinstance(result, dict) or not result.keys() >= NEEDED or not isinstance(about, dict):
         raise PmsflError(f"{folder}: result.json or versions.json is not what a finished run leaves")
-    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-    if len(lines) != recipe.rounds:
-        raise PmsflError(f"{folder}: metrics.jsonl has {len(lines)} rounds of {recipe.rounds}")
+    rounds = [line["round"] for line in directory.metrics()]
+    if rounds != list(range(1, recipe.rounds + 1)):
+        raise PmsflError(f"{folder}: metrics.jsonl has {len(rounds)} rounds of {recipe.rounds}")
 
 
 def alone(out: Path) -> AbstractContextManager[int]:

@@ -94,13 +94,18 @@ class Group:
     @property
     def has_global_model(self) -> bool:
         """Is there one network that all clients have? Not where blocks stay on the clients by design: what such a
-        method's global model has there are blocks that nobody trained, or a part of the clients' alone."""
-        return self.recipe.method not in LOCAL_BLOCKS
+        method's global model has there are blocks (or norms) that nobody trained, or a part of the clients' alone."""
+        return self.recipe.method not in LOCAL_BLOCKS and self.recipe.norms != "local"
 
     @property
     def measure(self) -> str:
         """The figure that counts: the row's, or the mean over clients where there is no global model."""
         return self.row.measure if self.has_global_model else CLIENTS
+
+    @property
+    def mark(self) -> str:
+        """What to say behind a figure that is not the row's."""
+        return "" if self.measure == self.row.measure else " (clients)"
 
     @property
     def accuracy(self) -> Summary | None:

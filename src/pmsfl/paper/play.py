@@ -163,13 +163,13 @@ class _Call:
             self.failed.append(cell.name)
             note(f"{cell.name} is trained, but its log could not be written: {e}")
 
-    def write(self, pages: bool = True) -> list[Path]:
-        """The table's files from all logs there are; without pages only the CSV."""
+    def write(self, pages: bool = True, others: bool = True) -> list[Path]:
+        """The table's files from all logs there are, and those of other tables; without pages only its own CSV."""
         logs = Logs(self.options.out)
         outcome = Outcome(self.table, self.options.out, self.options.data, logs, self.skipped)
         with alone(self.options.out):
             if pages:
-                return [*self.table.write(outcome), *self._write_others(logs)]
+                return [*self.table.write(outcome), *(self._write_others(logs) if others else ())]
             return [] if self.table.borrows else [(self.table.write_csv or write_cells)(outcome)]
 
     def _write_others(self, logs: Logs) -> list[Path]:
@@ -190,7 +190,7 @@ def play(table: Table, options: Options, stream: TextIO | None) -> None:
     try:
         _play(call, missing, stream)
     except (KeyboardInterrupt, Interrupted):
-        call.write()
+        call.write(others=False)
         raise Interrupted(
             "interrupted; finished cells are kept, the one under way has its checkpoint. Go on with the same command"
         ) from None
@@ -220,7 +220,7 @@ def _play(call: _Call, missing: Sequence[Planned], stream: TextIO | None) -> Non
             if not call.ended(cell, error):
                 return display.pass_over(cell)
             watch.on_end(cell, error, False)
-            if call.plan is not None and error is None:
+            if call.plan is not None and error is None and cell.name not in call.failed:
                 call.attack(planned_as[cell], cell.path, display.say_line)
             return None
 

@@ -63,7 +63,8 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
 
 def _shared_seeds(groups: list[Group]) -> set[int]:
     """The seeds that every point has: a line through means of different seeds would show their differences."""
-    return set.intersection(*({r.seed for r in g.records} for g in groups if g.records))
+    each = [{r.seed for r in g.records} for g in groups if g.records]
+    return set.intersection(*each) or set.union(*each)
 
 
 def _names(seeds: set[int]) -> str:

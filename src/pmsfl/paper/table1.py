@@ -148,7 +148,7 @@ def _accuracy_panel(ax: Axes, row: Row, groups: list[Group]) -> None:
             ax.errorbar([ours.mean], [place], xerr=[ours.error or 0.0], fmt="o", **look)
         if theirs is not None and "@" not in g.variant.name:
             ax.scatter([theirs], [place], **PAPERS_MARK)
-    figures.name_lines(ax, [SHORT[g.variant.name] for g in groups])
+    figures.name_lines(ax, [f"{SHORT[g.variant.name]}{g.mark}" for g in groups])
     figures.widen(ax, LEAST_RANGE)
     ax.set_xlabel(row.measured)
     figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds{_other_data(row)}")

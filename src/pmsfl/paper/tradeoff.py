@@ -201,7 +201,6 @@ def write(outcome: Outcome) -> list[Path]:
         drawn += made
     if not outcome.scales():
         text += ["No cell has been run yet.", ""]
-    text += [f"- left out in the last call: {line}" for line in outcome.skipped]
     return [write_page(outcome, text), write_cells(outcome), *drawn]
 
 

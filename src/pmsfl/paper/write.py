@@ -104,7 +104,7 @@ def spread(found: Summary | None, digits: int = 2) -> str:
 def reached(group: Group) -> str:
     """The figure that counts, marked where it is not the row's."""
     found = spread(group.accuracy)
-    return f"{found} (clients)" if found and group.measure != group.row.measure else found
+    return f"{found}{group.mark}" if found else ""
 
 
 def difference(group: Group, baseline: Group | None) -> str:
@@ -187,10 +187,11 @@ def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
         "",
         f"Made by `{command} --scale quick|reduced|half|full`; each scale is a section of its own. Accuracies in "
         "percent are the mean over clients, each on its own tests, after the last round, except where a row says that "
-        "it compares global models, which are tested on all of them; Standalone and LG-FedAvg keep blocks on the "
-        "clients and have none. ± is the standard error over seeds; differences are paired by seed, with a verdict "
-        "(Student's t, 95 %) from three pairs on. Mask entropy is that of what a forward pass draws; where it takes "
-        "the mean of 15 masks, that of the mean's rounding to a fifteenth, which is no randomness to speak of. "
+        "it compares global models, which are tested on all of them; where blocks or norms stay on the clients, as in "
+        "Standalone and LG-FedAvg, there is none. ± is the standard error over seeds; differences are paired by seed, "
+        "with a verdict (Student's t, 95 %) from three pairs on. Mask entropy is that of what a forward pass draws; "
+        "where it takes the mean of 15 masks, that of the mean's rounding to a fifteenth, which is no randomness to "
+        "speak of. "
         f"An empty cell was not run. **paper** marks what {published.SOURCE} prints, at its own budget.",
         "",
     ]
@@ -208,8 +209,6 @@ def sections(outcome: Outcome, baseline: str, top: dict[str, list[str]] | None =
         text += [f"The cells' seconds add up to {human_seconds(spent)}; cells may have run side by side.", ""]
     if not text:
         text = ["No cell has been run yet.", ""]
-    if outcome.skipped:
-        text += ["Rows that were left out in the last call:", "", *(f"- {line}" for line in outcome.skipped), ""]
     return text
 
 
