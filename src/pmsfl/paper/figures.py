@@ -27,6 +27,7 @@ COLOURS = {
     "depthfl": "#d3579b",
     "pm-sfl-single": "#e58a8d",
     "frozen-mask": "#4d4d4d",
+    "frozen-mask-own-norms": "#6b6b6b",
     "dense-frozen": "#8a8a8a",
     "threshold-mask": "#b5b5b5",
 }

@@ -30,6 +30,9 @@ standalone = _method("standalone", "Standalone")
 splitfed = _method("splitfed", "SplitFed")
 own_norms = Variant("splitfed-own-norms", "SplitFed, norms not merged", ("method=splitfed", "norms=local"))
 merging_all = Variant("splitfed-merge-all", "SplitFed, server's copy merged", ("method=splitfed", "merge=all"))
+frozen_own_norms = Variant(
+    "frozen-mask-own-norms", "control: frozen random mask, norms not merged", ("method=frozen-mask", "norms=local")
+)
 splitfed_dp = _method("splitfed-dp", "SplitFed-DP, ε = 0.1")
 splitfed_pm = _method("splitfed-pm", "SplitFed-PM")
 lg_fedavg = _method("lg-fedavg", "LG-FedAvg")
@@ -49,16 +52,22 @@ GLOBAL = (standalone, splitfed, splitfed_dp, splitfed_pm, pm_sfl, pm_sfl_paper, 
 PERSONAL = (standalone, splitfed, splitfed_dp, splitfed_pm, lg_fedavg, pm_sfl, *CONTROLS)
 MIXED = (standalone, splitfed, splitfed_dp, splitfed_pm, depthfl, pm_sfl, uncompensated, *CONTROLS)
 
+
+def _with_own_norms(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """With what SplitFed and a frozen mask are worth when clients keep a few numbers to themselves."""
+    return (*variants[:2], own_norms, *variants[2:], frozen_own_norms)
+
+
 LINES = (
     (rows.demo, (*PERSONAL[:6], pm_sfl_paper, *CONTROLS)),
     (rows.demo_depths, MIXED),
     (rows.cifar100, (*GLOBAL[:5], single_masks, *GLOBAL[5:])),
     (rows.cifar100_merged, (splitfed, pm_sfl, private, CONTROLS[0])),
     (rows.femnist, PERSONAL),
-    (_not_quick(rows.femnist_own), (*PERSONAL[:2], own_norms, *PERSONAL[2:])),
+    (_not_quick(rows.femnist_own), _with_own_norms(PERSONAL)),
     (rows.unipen, PERSONAL),
-    (_not_quick(rows.unipen_own), (*PERSONAL[:2], own_norms, *PERSONAL[2:6], single_masks, *PERSONAL[6:])),
-    (rows.unipen_every_own, (*PERSONAL[:2], own_norms, *PERSONAL[2:])),
+    (_not_quick(rows.unipen_own), _with_own_norms((*PERSONAL[:6], single_masks, *PERSONAL[6:]))),
+    (rows.unipen_every_own, _with_own_norms(PERSONAL)),
     (rows.mmhar, PERSONAL),
     (rows.sonichar, PERSONAL),
     (rows.radar, PERSONAL),
@@ -83,6 +92,7 @@ SHORT = {
     "pm-sfl@private": "preset private",
     "splitfed-own-norms": "SplitFed, own norms",
     "splitfed-merge-all": "SplitFed, merge all",
+    "frozen-mask-own-norms": "frozen mask, own norms",
     "frozen-mask": "frozen mask",
     "dense-frozen": "frozen, no mask",
     "threshold-mask": "threshold mask",
