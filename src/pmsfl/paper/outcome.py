@@ -139,13 +139,12 @@ def of_different_data(groups: Sequence[Group]) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A table's finished cells at every scale. skipped: rows that could not be played in this call, and why."""
+    """A table's finished cells at every scale."""
 
     table: Table
     out: Path
     data: Path
     logs: Logs
-    skipped: Sequence[str] = ()
     _groups: dict[str, list[tuple[Row, list[Group]]]] = field(default_factory=dict)
 
     def lines(self, scale: str) -> list[tuple[Row, list[Group]]]:

@@ -53,7 +53,7 @@ class _Call:
     table: Table
     options: Options
     logs: Logs
-    skipped: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)  # rows that cannot be played, and why
     failed: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)  # cells that another call is at
     runs: dict[tuple[Recipe, int], Path] = field(default_factory=dict)  # those under runs/, by identity and seed
@@ -70,10 +70,9 @@ class _Call:
         chosen = cells(self.table, o.scale, o.seed_count, o.only)
         if self.table.borrows and not o.only:
             return []
-        without = dict(missing_rows(chosen, o.data))
-        self.skipped = list(without.values())
+        self.skipped = dict(missing_rows(chosen, o.data))
         found: dict[Recipe, Planned] = {}
-        for cell in (c for c in chosen if c.row.name not in without):
+        for cell in (c for c in chosen if c.row.name not in self.skipped):
             recipe = cell.recipe(o.data)
             if not self.logs.has(recipe) or not self.attacked(recipe):
                 found.setdefault(recipe, cell)
@@ -83,14 +82,12 @@ class _Call:
         """Where cells were named, it is an error if all of their rows were left out and none has a result."""
         o = self.options
         chosen = [c for c in cells(self.table, o.scale, o.seed_count, o.only) if _has_recipe(c)]
-        left_out = {row.partition(":")[0] for row in self.skipped}
         rows_ = {c.row.name for c in chosen}
-        if o.only and rows_ <= left_out and not any(self.logs.has(c.recipe(o.data)) for c in chosen):
+        if o.only and rows_ <= self.skipped.keys() and not any(self.logs.has(c.recipe(o.data)) for c in chosen):
             raise PmsflError(f"nothing was played: {', '.join(sorted(rows_))} had to be left out (see above)")
 
-    def check_data(self) -> None:
+    def _check_data(self, outcome: Outcome) -> None:
         """Say where a table would mix what was measured on different data under one name."""
-        outcome = Outcome(self.table, self.options.out, self.options.data, Logs(self.options.out))
         for row, groups in outcome.played(self.options.scale):
             if of_different_data(groups):
                 note(f"{row.name}: {DIFFERENT_DATA}; delete the logs of the wrong ones below {self.options.out}/logs")
@@ -166,9 +163,10 @@ class _Call:
     def write(self, pages: bool = True, others: bool = True) -> list[Path]:
         """The table's files from all logs there are, and those of other tables; without pages only its own CSV."""
         logs = Logs(self.options.out)
-        outcome = Outcome(self.table, self.options.out, self.options.data, logs, self.skipped)
+        outcome = Outcome(self.table, self.options.out, self.options.data, logs)
         with alone(self.options.out):
             if pages:
+                self._check_data(outcome)
                 return [*self.table.write(outcome), *(self._write_others(logs) if others else ())]
             return [] if self.table.borrows else [(self.table.write_csv or write_cells)(outcome)]
 
@@ -197,7 +195,6 @@ def play(table: Table, options: Options, stream: TextIO | None) -> None:
     for file in call.write():
         say(f"wrote {file}", stream)
     call.check_something_was_there()
-    call.check_data()
     if call.elsewhere:
         at = ", ".join(call.elsewhere)
         note(f"another process is training {at}: run this again when it is done, should its call not write the table")
@@ -230,7 +227,7 @@ def _play(call: _Call, missing: Sequence[Planned], stream: TextIO | None) -> Non
 def _say_plan(call: _Call, missing: Sequence[Planned], stream: TextIO | None) -> None:
     o = call.options
     everything = cells(call.table, o.scale, o.seed_count, o.only)
-    for line in call.skipped:
+    for line in call.skipped.values():
         note(f"left out: {line} (looked in {o.data}; another folder: --data DIR)")
     recipes = [c.recipe(o.data) for c in everything if _has_recipe(c)]
     there = sum(call.logs.has(r) and call.attacked(r) for r in recipes)
