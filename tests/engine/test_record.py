@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import pmsfl.engine.record as record
 from pmsfl.engine.cohort import CohortExecutor
+from pmsfl.engine.compile import Lower
 from pmsfl.engine.replay import WARM_UP
 from pmsfl.engine.rows import tensors
 from pmsfl.engine.state import State
@@ -112,6 +114,36 @@ def test_memory_is_enough_for_those_who_failed_in_the_first_round(depths: str, r
     assert counts[0] < max(counts)
     assert any(any(world.plan(t).late) for t in range(rounds))
     assert_recorded_as_played(world, rounds, lower=None)
+
+
+def _remember(programs: list[tuple[str, list[torch.Size]]]) -> Lower:
+    """Instead of a compiler: what one is given, which torch's cache on disk goes by."""
+
+    def lower(graph: fx.GraphModule, fakes: list[Tensor], mode: Any) -> Callable[..., Any]:
+        programs.append((graph.code, [f.shape for f in fakes]))
+        return graph
+
+    return lower
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_clients_of_other_sizes_find_the_same_program() -> None:
+    programs: list[tuple[str, list[torch.Size]]] = []
+    for sizes in ((5, 9, 4, 7, 5), (3, 5, 4, 6, 12)):
+        world = tiny_world(tiny_federation(sizes), depths=TWO_DEPTHS, cohort=5, batch=2)
+        executor, _, notes = recording(world, _remember(programs))
+        played(executor, 1)
+        assert notes == []
+    (code, shapes), (other_code, other_shapes) = programs
+    assert code == other_code
+    assert [str(s) for s in shapes] == [str(s) for s in other_shapes]
+
+
+def test_there_is_room_for_the_longest_round() -> None:
+    for longest in (1, 2, 1023, 1024, 1025, 3000, 4096, 4097):
+        room = record.steps_with_room(longest)
+        assert longest <= room < 2 * max(longest, record.LEAST_STEPS)
+        assert room.bit_count() == 1
 
 
 # --- what cannot be traced is played as it is

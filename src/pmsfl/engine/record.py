@@ -36,6 +36,7 @@ TRIED = 4  # of cuDNN's kernels for a shape, its likeliest first: each try costs
 MOST_GRAPHS = 512  # with mixed depths there may be many; the oldest goes
 # Mixed depths: a client too many costs 0.4 ms of a step, a capture 60 ms, and serves again (ResNet-18, H200).
 ROWS_FOR_A_CAPTURE = 60
+LEAST_STEPS = 1024  # that there is room for: enough for most federations, and little beside a client's parameters
 
 
 @dataclass
@@ -113,11 +114,11 @@ class Recorder:
         """Memory for the largest round there can be, and for a spare client per depth where depths differ."""
         w = self.world
         # Not this round's: somebody may have failed in it.
-        longest = max(longest_turn(w.recipe, n) for n in w.sizes)
+        room = steps_with_room(max(longest_turn(w.recipe, n) for n in w.sizes))
         rows = {}
         for d in self.bottoms:
             most = min(w.cohort, w.depths.count(d)) + w.mixed
-            rows[d] = self.bottoms[d].empty_rows(most, longest)
+            rows[d] = self.bottoms[d].empty_rows(most, room)
         present = {d: torch.ones(r.ids.shape[0], dtype=w.dtype, device=w.device) for d, r in rows.items()}
         for p in present.values():
             p[-1] = 0.0
@@ -271,6 +272,15 @@ class Recorder:
         self.counts.graphs += 1
         self.counts.seconds_capturing += time.perf_counter() - began
         return graph.replay
+
+
+def steps_with_room(longest: int) -> int:
+    """Steps to make room for: a power of two.
+
+    The number is in the compiled program, and another seed, whose largest client is a little larger or smaller, is to
+    find that program in torch's cache on disk. A step's places take 256 bytes of a client.
+    """
+    return max(LEAST_STEPS, 1 << (longest - 1).bit_length())
 
 
 def fastest_kernels() -> AbstractContextManager[None]:
