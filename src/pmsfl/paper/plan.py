@@ -70,11 +70,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is played on a row: a method and settings, as `--only` spells it and as a reader knows it."""
+    """What is played on a row: a method and settings, as `--only` spells it and as a reader knows it.
+
+    like: the variant whose rates of a row it has, where that is not its own name.
+    """
 
     name: str
     label: str
     changes: tuple[str, ...]
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Planned:
         if self.row.data is not None:
             place = self.row.data.find(data) or self.row.data.places[0]
             words += [*place.changes, f"data_path={data / place.path}"]
-        rates = self.row.rates.get((self.scale, self.variant.name), ())
+        rates = self.row.rates.get((self.scale, self.variant.like or self.variant.name), ())
         return (*words, *rates, *self.variant.changes, f"seed={self.seed}")
 
     def recipe(self, data: Path) -> Recipe:

@@ -38,7 +38,7 @@ def write_setting(outcome: Outcome, key: str, axis: str, about: str, best: float
 def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: float) -> Figure:
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
-        seeds = _shared_seeds(groups)
+        seeds = shared_seeds(groups)
         for figure_, label, colour in (
             ("accuracy", "each client's own model", "#c1272d"),
             ("accuracy_local_global", "global model on the same tests", "#0b5fa5"),
@@ -53,7 +53,7 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
             100.0 * best, color="#555555", linewidth=1.0, linestyle="--", label=f"best in the paper: {100 * best:g} %"
         )
         ax.set(xlabel=axis, ylabel="accuracy, %")
-        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {_names(seeds)}")
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {name_seeds(seeds)}")
     limits = [ax.get_ylim() for ax in axes]
     for ax in axes:  # the panels are there to be compared
         ax.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
@@ -61,12 +61,13 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
     return figure
 
 
-def _shared_seeds(groups: list[Group]) -> set[int]:
+def shared_seeds(groups: Sequence[Group]) -> set[int]:
     """The seeds that every point has: a line through means of different seeds would show their differences."""
     each = [{r.seed for r in g.records} for g in groups if g.records]
     return set.intersection(*each) or set.union(*each)
 
 
-def _names(seeds: set[int]) -> str:
+def name_seeds(seeds: set[int]) -> str:
+    """'seeds 0, 1'."""
     numbers = ", ".join(str(s) for s in sorted(seeds))
     return f"seed{'s' if len(seeds) > 1 else ''} {numbers}"

@@ -17,7 +17,17 @@ from pmsfl.paper.attacked import AttackPlan
 from pmsfl.paper.outcome import Group, Outcome, Record
 from pmsfl.paper.plan import SCALES, Row, Table, Variant
 from pmsfl.paper.tradeoff_figure import draw_frontiers
-from pmsfl.paper.write import SCALE_WORDS, embed, markdown, method_of, row_heading, spread, write_csv, write_page
+from pmsfl.paper.write import (
+    NOTHING,
+    embed,
+    markdown,
+    method_of,
+    row_heading,
+    scale_heading,
+    spread,
+    write_csv,
+    write_page,
+)
 from pmsfl.presets import PRESETS
 from pmsfl.privacy.attacks import BUDGETS, Budget
 from pmsfl.report.console import human_bytes
@@ -194,13 +204,12 @@ def write(outcome: Outcome) -> list[Path]:
     for scale in outcome.scales():
         lines = outcome.played(scale)
         made = figures.draw(outcome.out / f"tradeoff-{scale}.png", partial(draw_frontiers, lines, RECOMMENDED))
-        text += [f"## Scale: {scale}", "", f"{scale.capitalize()} is {SCALE_WORDS[scale]}.", ""]
-        text += [_how_hard(ATTACKS[scale]), "", *embed(outcome, made)]
+        text += [*scale_heading(scale), _how_hard(ATTACKS[scale]), "", *embed(outcome, made)]
         for row, groups in lines:
             text += [*row_heading(row, groups), *_table(groups), ""]
         drawn += made
     if not outcome.scales():
-        text += ["No cell has been run yet.", ""]
+        text += NOTHING
     return [write_page(outcome, text), write_cells(outcome), *drawn]
 
 

@@ -31,6 +31,7 @@ COLUMNS = (
     "log",
 )
 MEASURES = {CLIENTS: "accuracy", GLOBAL: "global model"}
+NOTHING = ["No cell has been run yet.", ""]
 FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "bytes_total", "seconds")
 DIFFERENT_DATA = "not all of these cells were played on the same data: their means and differences mean nothing"
 SCALE_WORDS = {
@@ -201,15 +202,22 @@ def sections(outcome: Outcome, baseline: str, top: dict[str, list[str]] | None =
     """A section per scale: what `top` has for it, then a table per row that has finished cells."""
     text: list[str] = []
     for scale in outcome.scales():
-        text += [f"## Scale: {scale}", "", f"{scale.capitalize()} is {SCALE_WORDS[scale]}.", ""]
-        text += (top or {}).get(scale, [])
+        text += [*scale_heading(scale), *(top or {}).get(scale, [])]
         for row, groups in outcome.played(scale):
             text += detail(row, groups, baseline)
-        spent = sum(r.value("seconds") or 0.0 for _, groups in outcome.played(scale) for g in groups for r in g.records)
-        text += [f"The cells' seconds add up to {human_seconds(spent)}; cells may have run side by side.", ""]
-    if not text:
-        text = ["No cell has been run yet.", ""]
-    return text
+        text += time_spent(outcome, scale)
+    return text or NOTHING
+
+
+def scale_heading(scale: str) -> list[str]:
+    """What begins a scale's section."""
+    return [f"## Scale: {scale}", "", f"{scale.capitalize()} is {SCALE_WORDS[scale]}.", ""]
+
+
+def time_spent(outcome: Outcome, scale: str) -> list[str]:
+    """What ends it: how long its cells took."""
+    seconds = sum(r.value("seconds") or 0.0 for _, groups in outcome.played(scale) for g in groups for r in g.records)
+    return [f"The cells' seconds add up to {human_seconds(seconds)}; cells may have run side by side.", ""]
 
 
 def write_page(outcome: Outcome, lines: Sequence[str]) -> Path:
