@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pmsfl.paper import figures
+from pmsfl.paper.rows import CIFAR100
 from pmsfl.paper.write import COLUMNS, DIFFERENT_DATA
 from tests.conftest import Pmsfl
 from tests.paper import helpers
@@ -294,3 +295,14 @@ def test_both_kinds_of_command_line(pmsfl: Pmsfl, out: Path, capsys: pytest.Capt
     assert pmsfl("paper", "convergence", *words, "--jobs", 0) == 2
     assert pmsfl("paper", "table1", "--scale", "whole") == 2
     assert "allowed: quick, reduced, half, full" in capsys.readouterr().err
+
+
+def test_what_has_to_be_said_of_the_data_is_said_of_that_data_alone(tmp_path: Path) -> None:
+    log = fake_log(tmp_path, "cifar100/splitfed", 0, 70.0)
+    assert play("table1", tmp_path) == 0
+    assert "split of our own" not in (tmp_path / "table1.md").read_text(encoding="utf-8")
+    for key in ("samples", "data"):  # older logs have the latter alone
+        known = next(iter(CIFAR100.remarks))
+        (log / "versions.json").write_text(json.dumps({"device": "a GPU", key: known}), encoding="utf-8")
+        assert play("table1", tmp_path) == 0
+        assert (tmp_path / "table1.md").read_text(encoding="utf-8").count("a split of our own") == 1

@@ -31,10 +31,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Data:
-    """What a row needs on disk: the first place that exists is taken. bring: how to come by it."""
+    """What a row needs on disk: the first place that exists is taken.
+
+    bring: how to come by it. remarks: by fingerprint (of samples, or of how they were dealt), what has to be said of
+    figures on just this data.
+    """
 
     places: tuple[Place, ...]
     bring: str
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, folder: Path) -> Place | None:
         """The place that is there; None where none is."""

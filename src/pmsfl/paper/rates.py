@@ -160,17 +160,21 @@ class Line:
         return mean(found) if found else None
 
     @property
+    def played(self) -> list[tuple[int, float]]:
+        """(place in the grid, figure) of the values that were played."""
+        return [(i, r) for i, r in enumerate(self.reached) if r is not None]
+
+    @property
     def best(self) -> int | None:
         """The place of the best value; None before all of them are played."""
-        found = [r for r in self.reached if r is not None]
-        return self.reached.index(max(found)) if len(found) == POINTS else None
+        return max(self.played, key=lambda p: p[1])[0] if len(self.played) == POINTS else None
 
     @property
     def in_table(self) -> str:
         """The rate that Table 1 has."""
         g = self.groups[0]
         recipe = Planned(g.row, self.grid.method, g.scale, 0).recipe(Path("data"))
-        return f"{float(getattr(recipe, self.grid.key)):g}"
+        return _number(getattr(recipe, self.grid.key))
 
 
 def lines(groups: Sequence[Group], grids: Sequence[Grid]) -> list[Line]:
@@ -207,23 +211,31 @@ def _table(found: Sequence[Line]) -> list[str]:
 def _cells(line: Line) -> tuple[str, ...]:
     points = []
     for place, (value, reached) in enumerate(zip(line.grid.values, line.reached, strict=True)):
-        text = f"{float(value):g}: {'' if reached is None else f'{reached:.2f}'}"
+        text = f"{_number(value)}: {'' if reached is None else f'{reached:.2f}'}"
         points.append(f"**{text}**" if place == line.best else text)
     seeds = ", ".join(str(s) for s in sorted(line.seeds))
     return (f"{line.grid.method.label}{line.groups[0].mark}", WHAT[line.grid.key], *points, line.in_table, seeds)
 
 
-def _curves(played: list[tuple[Row, list[Group], list[Line]]]) -> Figure:
-    """A panel per row: accuracy over a rate's place in its grid, since scores and weights have rates of two kinds."""
-    figure, axes = figures.panels(len(played))
-    for ax, (row, groups, found) in zip(axes, played, strict=True):
+def _curves(played: list[tuple[Row, list[Group], list[Line]]]) -> Figure | None:
+    """A panel per row: accuracy over a rate's place in its grid, since scores and weights have rates of two kinds.
+
+    Grids of which one value was played are left out: a dot says nothing of its neighbours.
+    """
+    drawn = [(row, groups, [line for line in found if len(line.played) > 1]) for row, groups, found in played]
+    drawn = [entry for entry in drawn if entry[2]]
+    if not drawn:
+        return None
+    figure, axes = figures.panels(len(drawn))
+    for ax, (row, groups, found) in zip(axes, drawn, strict=True):
         for line in found:
-            points = [(float(i), r, None) for i, r in enumerate(line.reached) if r is not None]
+            points = [(float(i), r, None) for i, r in line.played]
             figures.band(ax, points, line.grid.method.label, figures.style(line.grid.method.name))
             _mark(ax, line)
         ax.set_xticks(range(POINTS), ["low", "middle", "high"])
         ax.set(xlim=(-0.2, POINTS - 0.8), ylabel=row.measured)
-        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {name_seeds(_all_seeds(found))}")
+        seeds = {seed for line in found for seed in line.seeds}
+        figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {name_seeds(seeds)}")
     axes[0].plot([], [], "o", markerfacecolor="none", color="#222222", markersize=8.0, label="in Table 1")
     figure.suptitle("Accuracy over the clients' learning rate, each method on its own grid")
     figures.legend_outside(figure, axes, columns=4)
@@ -232,13 +244,14 @@ def _curves(played: list[tuple[Row, list[Group], list[Line]]]) -> Figure:
 
 def _mark(ax: Axes, line: Line) -> None:
     """A ring around what Table 1 has."""
-    for i, (value, reached) in enumerate(zip(line.grid.values, line.reached, strict=True)):
-        if reached is not None and f"{float(value):g}" == line.in_table:
+    for i, reached in line.played:
+        if _number(line.grid.values[i]) == line.in_table:
             ax.plot([i], [reached], "o", markerfacecolor="none", color="#222222", markersize=8.0)
 
 
-def _all_seeds(found: Sequence[Line]) -> set[int]:
-    return {seed for line in found for seed in line.seeds}
+def _number(value: str | float) -> str:
+    """'0.001' of 1e-3."""
+    return f"{float(value):g}"
 
 
 TABLE = Table(

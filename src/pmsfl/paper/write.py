@@ -173,9 +173,16 @@ def row_heading(row: Row, groups: Sequence[Group]) -> list[str]:
     """A row's name and budget, and what a reader has to know of it."""
     measure = "" if row.measure == CLIENTS else "methods are compared by the global model on all test samples"
     mixed = f"**{DIFFERENT_DATA}**" if of_different_data(groups) else ""
-    texts = (t for t in (mixed, measure, row.remark, row.note) if t)
+    texts = (t for t in (mixed, measure, row.remark, *_of_its_data(row, groups), row.note) if t)
     remarks = [line for text in texts for line in (f"{text[0].upper()}{text[1:]}.", "")]
     return [f"### {row.label} (`{row.name}`)", "", budget(row, groups), "", *remarks]
+
+
+def _of_its_data(row: Row, groups: Sequence[Group]) -> list[str]:
+    """What has to be said of the data that a row's cells were played on, each remark once."""
+    known = {} if row.data is None else row.data.remarks
+    seen = {str(r.versions.get(k)) for g in groups for r in g.records for k in ("samples", "data")}
+    return sorted({remark for fingerprint, remark in known.items() if fingerprint in seen})
 
 
 def heading(outcome: Outcome, about: Sequence[str]) -> list[str]:
