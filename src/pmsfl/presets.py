@@ -60,6 +60,7 @@ _ADAM: dict[str, Any] = {
 # What the recipes improve for every method, as others have it.
 _AS_PUBLISHED: dict[str, Any] = {
     "union_rate": "constant",
+    "weights_scale": 1.0,
     "eval_mask": "sampled",
     "score_spread": 1.0,
     "mask_sharpness": 1.0,

@@ -110,6 +110,9 @@ class Recipe:
         "model",
         choices=("kaiming", "signed", "signed-masks"),
     )
+    weights_scale: float = knob(
+        1.0, "times the weights of blocks' layers at the start, frozen or trained", "model", low=0.01, high=10.0
+    )
     norm: str = knob("batch", "batch norm (static), or group norm in its place", "model", choices=("batch", "group"))
     pretrained: str = knob("", "safetensors file with frozen weights instead", "model")
     score_init: str = knob("normal", "scores at the start: N(0, 1) or all 0", "model", choices=("normal", "constant"))

@@ -156,7 +156,7 @@ class World:
 
     def _initialise(self) -> None:
         r = self.recipe
-        frozen = self._initial_weights()
+        frozen = self._initial_weights() * r.weights_scale
         plain = plain_parameters(self.model, r.seed)
         if r.pretrained:
             frozen, plain = load_pretrained(self.model, r.pretrained, frozen, plain)

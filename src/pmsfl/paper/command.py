@@ -10,7 +10,7 @@ from pmsfl.engine.processes import launched
 from pmsfl.paper import play as playing
 from pmsfl.paper.logs import Logs
 from pmsfl.paper.outcome import Group, Outcome
-from pmsfl.paper.plan import Planned, Table, cells, unavailable
+from pmsfl.paper.plan import SCALES, Planned, Table, cells, unavailable
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
 from pmsfl.report.console import UsageError, human_seconds, say, table
@@ -24,6 +24,9 @@ def play(wanted: Table, options: Options) -> None:
     if launched() > 1:
         raise UsageError("a table plays each cell in one process; start it without torchrun, with --jobs for more")
     _check_seeds(options)
+    if not wanted.at(options.scale):
+        has = ", ".join(s for s in SCALES if wanted.at(s))
+        raise UsageError(f"{wanted.name} has no rows at scale {options.scale}; take one of {has}")
     playing.play(wanted, options, sys.stdout)
 
 

@@ -1,46 +1,54 @@
-"""Learning rates: an equal grid for every method, the rate that it has in Table 1 and its neighbours."""
+"""Learning rates: a grid of equal size for the methods of Table 1, the rate that they have there and its neighbours."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pmsfl.methods import make_method
 from pmsfl.paper import figures, rows, table1
 from pmsfl.paper.outcome import Group, Outcome
 from pmsfl.paper.plan import Planned, Row, Table, Variant
-from pmsfl.paper.settings import name_seeds, shared_seeds
+from pmsfl.paper.settings import name_seeds
 from pmsfl.paper.write import (
     NOTHING,
     embed,
-    heading,
     markdown,
     row_heading,
     scale_heading,
+    spread,
     time_spent,
     write_cells,
     write_page,
 )
-from pmsfl.report.interval import mean
+from pmsfl.report.interval import Summary, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-POINTS = 3  # of every grid
 CLIENTS_RATE, SCORES_RATE = "lr_client", "lr_score"
-WHAT = {CLIENTS_RATE: "clients' weights and norms", SCORES_RATE: "scores"}
+WHAT = {"weights": "weights, norms", "scores": "scores", "nothing": "norms"}  # by what a method's clients train
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One method's values of the rate that its clients learn at."""
+    """One method's values of the rate that its clients learn at, Table 1's in the middle."""
 
     method: Variant
     key: str
-    values: tuple[str, str, str]
+    low: str
+    middle: str
+    high: str
+
+    @property
+    def values(self) -> tuple[str, str, str]:
+        """From the lowest to the highest."""
+        return self.low, self.middle, self.high
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -49,26 +57,30 @@ class Grid:
         return tuple(Variant(f"{m.name}:{s}", f"{m.label}, {s}", (*m.changes, s), m.name) for s in settings)
 
 
-def _weights(method: Variant, *values: str) -> Grid:
-    low, middle, high = values
-    return Grid(method, CLIENTS_RATE, (low, middle, high))
+def _weights(method: Variant, low: str, middle: str, high: str) -> Grid:
+    return Grid(method, CLIENTS_RATE, low, middle, high)
 
 
-def _scores(method: Variant, *values: str) -> Grid:
-    low, middle, high = values
-    return Grid(method, SCORES_RATE, (low, middle, high))
+def _scores(method: Variant, low: str, middle: str, high: str) -> Grid:
+    return Grid(method, SCORES_RATE, low, middle, high)
 
 
 _FROZEN = table1.CONTROLS[0]
-_BY_PERSON = (
-    _weights(table1.standalone, "3e-4", "1e-3", "3e-3"),
-    _weights(table1.splitfed, "3e-4", "1e-3", "3e-3"),
-    _scores(table1.splitfed_pm, "0.03", "0.1", "0.3"),
-    _scores(table1.lg_fedavg, "0.01", "0.03", "0.1"),
-    _scores(table1.pm_sfl, "0.03", "0.1", "0.3"),
-    _weights(_FROZEN, "3e-4", "1e-3", "3e-3"),
-)
-_FASTER_SPLITFED = (_BY_PERSON[0], _weights(table1.splitfed, "1e-3", "3e-3", "1e-2"), *_BY_PERSON[2:])
+
+
+def _by_person(splitfed: Grid) -> tuple[Grid, ...]:
+    return (
+        _weights(table1.standalone, "0.0003", "0.001", "0.003"),
+        splitfed,
+        _scores(table1.splitfed_pm, "0.03", "0.1", "0.3"),
+        _scores(table1.lg_fedavg, "0.01", "0.03", "0.1"),
+        _scores(table1.pm_sfl, "0.03", "0.1", "0.3"),
+        _weights(_FROZEN, "0.0003", "0.001", "0.003"),
+    )
+
+
+_BY_PERSON = _by_person(_weights(table1.splitfed, "0.0003", "0.001", "0.003"))
+_BY_PERSON_FASTER = _by_person(_weights(table1.splitfed, "0.001", "0.003", "0.01"))
 _BY_WRITER = (
     _weights(table1.standalone, "0.05", "0.1", "0.2"),
     _weights(table1.splitfed, "0.1", "0.2", "0.4"),
@@ -106,32 +118,39 @@ _DIGITS = (
 
 
 def _short(row: Row) -> Row:
-    """CIFAR-100 in a fifth of its rounds, which tells rates apart; in Table 1 what is best here has all rounds."""
+    """CIFAR-100 in a fifth of its rounds, which tells rates apart."""
     changes = {"reduced": (*row.scales["full"], "rounds=60", "eval_every=60")}
     rates = {("reduced", name): settings for (scale, name), settings in row.rates.items() if scale == "full"}
-    return replace(row, scales=changes, rates=rates)
+    return replace(row, scales=changes, rates=rates, note="in Table 1 every method has 300 rounds")
 
 
 def _only(row: Row, scale: str) -> Row:
-    return replace(row, scales={scale: row.scales[scale]})
+    return replace(row, scales={scale: row.scales[scale]}, note="")
 
 
 GRIDS: tuple[tuple[Row, tuple[Grid, ...]], ...] = (
     (rows.demo, _DIGITS),
     (_short(rows.cifar100), _CIFAR),
-    (rows.unipen_every_own, _BY_WRITER),
+    (_only(rows.unipen_every_own, "reduced"), _BY_WRITER),
     (_only(rows.mmhar, "reduced"), _BY_PERSON),
-    (_only(rows.sonichar, "reduced"), _FASTER_SPLITFED),
-    (_only(rows.radar, "reduced"), _FASTER_SPLITFED),
+    (_only(rows.sonichar, "reduced"), _BY_PERSON_FASTER),
+    (_only(rows.radar, "reduced"), _BY_PERSON_FASTER),
     (_short(rows.cifar100_depths), _CIFAR_MIXED),
-    (rows.unipen_every_depths_own, _BY_WRITER_MIXED),
+    (_only(rows.unipen_every_depths_own, "reduced"), _BY_WRITER_MIXED),
 )
+GRIDS_BY_ROW = {row.name: grids for row, grids in GRIDS}
 LINES = tuple((row, tuple(v for g in grids for v in g.variants)) for row, grids in GRIDS)
 ABOUT = (
-    f"Each method with {POINTS} values of the rate that its clients learn at, as many for one as for another: the one "
-    "that it has in Table 1 and its neighbours. Everything else is Table 1's, the server's rate, too; CIFAR-100 is "
-    "played for 60 rounds here. **Bold** is the best of a grid, over the seeds that all of its values have; where that "
-    "is the lowest or the highest, a better one may lie outside. Accuracies are those of Table 1's tests."
+    "Table 1's methods with three values of the rate that their clients learn at, as many for one as for another: the "
+    "one that it has there, at this scale, and its neighbours, a factor of two or three away. Everything else is Table "
+    "1's: the server's rate, too, and for masks the rate of norms and biases. Not here are SplitFed-DP, controls with "
+    "nothing of their own to learn, and variants of PM-SFL."
+)
+LEGEND = (
+    "Made by `pmsfl paper rates --scale quick|reduced`. Accuracies in percent, of Table 1's tests and by the figure "
+    "that its row goes by, ± standard error over the seeds that all values of a grid have. **Bold** is the best; where "
+    "that is the lowest or the highest value, a better one may lie outside, and with one seed less than a point says "
+    "little. An empty cell was not run, or broke off; methods with a single value are left out."
 )
 
 
@@ -140,124 +159,125 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Line:
-    """A grid and what its values reached, over the seeds that all played ones share."""
+    """A grid and what its values reached, over the seeds that all played ones have."""
 
     grid: Grid
     groups: Sequence[Group]
 
-    @property
+    @cached_property
     def seeds(self) -> set[int]:
-        """The seeds that count."""
-        return shared_seeds(self.groups)
+        """The seeds that count; none where the values have none in common."""
+        each = [set(found) for g in self.groups if (found := g.by_seed(g.measure))]
+        return set.intersection(*each) if each else set()
 
-    @property
-    def reached(self) -> list[float | None]:
-        """The figure that counts per value; None where it was not played."""
-        return [self._mean(g) for g in self.groups]
+    def reached(self, seeds: set[int]) -> list[Summary | None]:
+        """The figure that counts per value over these seeds; None where it was not played."""
+        found = (g.by_seed(g.measure) for g in self.groups)
+        return [summarise([figure for seed, figure in of.items() if seed in seeds]) for of in found]
 
-    def _mean(self, group: Group) -> float | None:
-        found = [figure for seed, figure in group.by_seed(group.measure).items() if seed in self.seeds]
-        return mean(found) if found else None
+    @cached_property
+    def played(self) -> int:
+        """How many values have a finished cell."""
+        return sum(bool(g.records) for g in self.groups)
 
-    @property
-    def played(self) -> list[tuple[int, float]]:
-        """(place in the grid, figure) of the values that were played."""
-        return [(i, r) for i, r in enumerate(self.reached) if r is not None]
+    @cached_property
+    def best(self) -> set[int]:
+        """The places of the best values, as printed; none before all of them are played with a seed in common."""
+        found = [round(s.mean, 2) for s in self.reached(self.seeds) if s is not None]
+        return (
+            {i for i, figure in enumerate(found) if figure == max(found)} if len(found) == len(self.groups) else set()
+        )
 
-    @property
-    def best(self) -> int | None:
-        """The place of the best value; None before all of them are played."""
-        return max(self.played, key=lambda p: p[1])[0] if len(self.played) == POINTS else None
-
-    @property
-    def in_table(self) -> str:
-        """The rate that Table 1 has."""
+    @cached_property
+    def in_table(self) -> int:
+        """The place of the rate that Table 1 has."""
         g = self.groups[0]
         recipe = Planned(g.row, self.grid.method, g.scale, 0).recipe(Path("data"))
-        return _number(getattr(recipe, self.grid.key))
+        return [float(v) for v in self.grid.values].index(getattr(recipe, self.grid.key))
+
+    @property
+    def label(self) -> str:
+        """The method, marked where its figure is not the row's."""
+        return f"{table1.SHORT[self.grid.method.name]}{self.groups[0].mark}"
 
 
-def lines(groups: Sequence[Group], grids: Sequence[Grid]) -> list[Line]:
-    """The groups of a row by their grids, those with a finished cell."""
-    found = [Line(g, groups[i * POINTS : (i + 1) * POINTS]) for i, g in enumerate(grids)]
-    return [line for line in found if any(g.records for g in line.groups)]
+def lines(row: Row, groups: Sequence[Group]) -> list[Line]:
+    """The grids of a row of which two values or more were played."""
+    by_name = {g.variant.name: g for g in groups}
+    found = [Line(grid, [by_name[v.name] for v in grid.variants]) for grid in GRIDS_BY_ROW[row.name]]
+    return [line for line in found if line.played > 1]
 
 
 def write(outcome: Outcome) -> list[Path]:
     """rates.md, rates.csv and a figure per scale."""
-    text, drawn = [], []
+    text, drawn = [f"# {outcome.table.title}", "", ABOUT, "", LEGEND, ""], []
+    nothing = True
     for scale in outcome.scales():
-        played = [(row, groups, lines(groups, _grids(row))) for row, groups in outcome.played(scale)]
-        made = figures.draw(outcome.out / f"rates-{scale}.png", partial(_curves, played))
+        each = [(row, groups, lines(row, groups)) for row, groups in outcome.played(scale)]
+        each = [entry for entry in each if entry[2]]
+        if not each:
+            continue
+        made = figures.draw(outcome.out / f"rates-{scale}.png", partial(_curves, each))
         text += [*scale_heading(scale), *embed(outcome, made)]
-        for row, groups, found in played:
-            text += [*row_heading(row, groups), *_table(found), ""]
+        for row, groups, found in each:
+            text += [*row_heading(row, groups), *markdown(HEADERS, [_cells(line) for line in found]), ""]
         text += time_spent(outcome, scale)
         drawn += made
-    page = write_page(outcome, [*heading(outcome, [ABOUT]), *(text or NOTHING)])
+        nothing = False
+    page = write_page(outcome, [*text, *(NOTHING if nothing else ())])
     return [page, write_cells(outcome), *drawn]
 
 
-def _grids(row: Row) -> tuple[Grid, ...]:
-    return next(grids for r, grids in GRIDS if r.name == row.name)
-
-
-def _table(found: Sequence[Line]) -> list[str]:
-    """A line per method."""
-    headers = ["", "rate of", "low", "middle", "high", "in Table 1", "seeds"]
-    return markdown(headers, [_cells(line) for line in found])
+HEADERS = ("", "rate of", "low", "middle", "high", "in Table 1", "seeds")
 
 
 def _cells(line: Line) -> tuple[str, ...]:
     points = []
-    for place, (value, reached) in enumerate(zip(line.grid.values, line.reached, strict=True)):
-        text = f"{_number(value)}: {'' if reached is None else f'{reached:.2f}'}"
-        points.append(f"**{text}**" if place == line.best else text)
-    seeds = ", ".join(str(s) for s in sorted(line.seeds))
-    return (f"{line.grid.method.label}{line.groups[0].mark}", WHAT[line.grid.key], *points, line.in_table, seeds)
+    for place, (value, found) in enumerate(zip(line.grid.values, line.reached(line.seeds), strict=True)):
+        text = f"{value}: {spread(found)}"
+        points.append(f"**{text}**" if place in line.best else text.rstrip())
+    what = WHAT[make_method(line.groups[0].recipe).trains]
+    seeds = ", ".join(str(s) for s in sorted(line.seeds)) or "none in common"
+    return (line.label, what, *points, line.grid.values[line.in_table], seeds)
 
 
-def _curves(played: list[tuple[Row, list[Group], list[Line]]]) -> Figure | None:
-    """A panel per row: accuracy over a rate's place in its grid, since scores and weights have rates of two kinds.
-
-    Grids of which one value was played are left out: a dot says nothing of its neighbours.
-    """
-    drawn = [(row, groups, [line for line in found if len(line.played) > 1]) for row, groups, found in played]
-    drawn = [entry for entry in drawn if entry[2]]
-    if not drawn:
-        return None
-    figure, axes = figures.panels(len(drawn))
-    for ax, (row, groups, found) in zip(axes, drawn, strict=True):
+def _curves(each: list[tuple[Row, list[Group], list[Line]]]) -> Figure:
+    """A panel per row: accuracy over a rate's place in its grid, since scores and weights have rates of two kinds."""
+    figure, axes = figures.panels(len(each))
+    for ax, (row, groups, found) in zip(axes, each, strict=True):
+        seeds = set.intersection(*(line.seeds for line in found))
         for line in found:
-            points = [(float(i), r, None) for i, r in line.played]
-            figures.band(ax, points, line.grid.method.label, figures.style(line.grid.method.name))
-            _mark(ax, line)
-        ax.set_xticks(range(POINTS), ["low", "middle", "high"])
-        ax.set(xlim=(-0.2, POINTS - 0.8), ylabel=row.measured)
-        seeds = {seed for line in found for seed in line.seeds}
+            _curve(ax, line, seeds)
+        ax.set_xticks(range(3), ["low", "middle", "high"])
+        ax.set(xlim=(-0.2, 2.2), ylabel=row.measured)
         figures.entitle(ax, row.label, f"{groups[0].recipe.rounds} rounds, {name_seeds(seeds)}")
-    axes[0].plot([], [], "o", markerfacecolor="none", color="#222222", markersize=8.0, label="in Table 1")
+    axes[0].plot([], [], **RING, label="in Table 1")
     figure.suptitle("Accuracy over the clients' learning rate, each method on its own grid")
-    figures.legend_outside(figure, axes, columns=4)
+    figures.legend_outside(figure, axes, columns=5)
     return figure
 
 
-def _mark(ax: Axes, line: Line) -> None:
-    """A ring around what Table 1 has."""
-    for i, reached in line.played:
-        if _number(line.grid.values[i]) == line.in_table:
-            ax.plot([i], [reached], "o", markerfacecolor="none", color="#222222", markersize=8.0)
+RING: dict[str, Any] = {
+    "marker": "o",
+    "linestyle": "",
+    "markerfacecolor": "none",
+    "color": "#222222",
+    "markersize": 8.0,
+}
 
 
-def _number(value: str | float) -> str:
-    """'0.001' of 1e-3."""
-    return f"{float(value):g}"
+def _curve(ax: Axes, line: Line, seeds: set[int]) -> None:
+    """A method's line, with a gap where a value was not played and a ring around what Table 1 has."""
+    means = [math.nan if s is None else s.mean for s in line.reached(seeds)]
+    points = [(float(i), m, None) for i, m in enumerate(means)]
+    figures.band(ax, points, line.label, figures.style(line.grid.method.name))
+    ax.plot([line.in_table], [means[line.in_table]], **RING)
 
 
 TABLE = Table(
     "rates",
     "Learning rates",
-    "Every method with three learning rates of its clients: the one of Table 1 and its neighbours.",
+    "Table 1's methods with three learning rates of their clients: the one that it has and its neighbours.",
     LINES,
     write,
 )

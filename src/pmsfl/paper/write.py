@@ -31,7 +31,7 @@ COLUMNS = (
     "log",
 )
 MEASURES = {CLIENTS: "accuracy", GLOBAL: "global model"}
-NOTHING = ["No cell has been run yet.", ""]
+NOTHING = ("No cell has been run yet.", "")
 FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "bytes_total", "seconds")
 DIFFERENT_DATA = "not all of these cells were played on the same data: their means and differences mean nothing"
 SCALE_WORDS = {
@@ -213,7 +213,7 @@ def sections(outcome: Outcome, baseline: str, top: dict[str, list[str]] | None =
         for row, groups in outcome.played(scale):
             text += detail(row, groups, baseline)
         text += time_spent(outcome, scale)
-    return text or NOTHING
+    return text or list(NOTHING)
 
 
 def scale_heading(scale: str) -> list[str]:
