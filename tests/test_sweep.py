@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,21 +219,41 @@ def test_interrupt_then_go_on(
     assert len(rows(plan("demo", None, KEYS, 2, tmp_path))) == 2
 
 
+def endless(out: Path) -> list[str]:
+    """Two cells without an end, side by side."""
+    keys = [word for key in ("rounds=100000", *KEYS[1:]) for word in ("-c", key)]
+    return [sys.executable, "-m", "pmsfl", "sweep", "demo", *keys, "--seeds", "2", "--jobs", "2", "--out", str(out)]
+
+
+@contextmanager
+def running(command: list[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program that is gone afterwards: where a test fails, one without an end would keep it waiting for ever."""
+    with subprocess.Popen(command, text=True, **pipes) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < deadline, "two minutes were not enough"
+        time.sleep(0.1)
+
+
+def both_have_begun(out: Path) -> bool:
+    """Two lines: while the second is being written, the first round counts for sure."""
+    return sum(f.read_text().count("\n") > 1 for f in out.glob("*/metrics.jsonl")) == 2
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_every_process(how: signal.Signals, tmp_path: Path) -> None:
-    endless = [word for key in ("rounds=100000", *KEYS[1:]) for word in ("-c", key)]
-    options = ["--seeds", "2", "--jobs", "2", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "pmsfl", "sweep", "demo", *endless, *options]
+    command = endless(tmp_path)
     if how == signal.SIGTERM:  # as in a script's background, where nobody hears Ctrl-C
         command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline:
-            # Two lines: while the second is being written, the first round counts for sure.
-            begun = [f for f in tmp_path.glob("*/metrics.jsonl") if f.read_text().count("\n") > 1]
-            if len(begun) == 2:
-                break
-            time.sleep(0.1)
+    with running(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        wait_for(lambda: both_have_begun(tmp_path))
         program.send_signal(how)
         _, errors = program.communicate(timeout=60)
     assert program.returncode == 130, errors
@@ -238,3 +261,18 @@ def test_a_signal_reaches_every_process(how: signal.Signals, tmp_path: Path) -> 
     runs = find_runs([tmp_path])
     assert len(runs) == 2
     assert all(list((path / "checkpoints").iterdir()) for path in runs)
+
+
+def test_a_sweep_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    def training() -> int:
+        listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return sum(" run " in line and str(tmp_path) in line for line in listed.splitlines())
+
+    with running(endless(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
+        wait_for(lambda: both_have_begun(tmp_path))
+        assert training() == 2
+        program.kill()
+    wait_for(lambda: training() == 0)
+    runs = find_runs([tmp_path])
+    assert len(runs) == 2
+    assert all(list((path / "checkpoints").iterdir()) for path in runs)  # they stopped as if told to

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from pmsfl import lifeline
 from pmsfl._version import __version__
 from pmsfl.errors import PmsflError
 from pmsfl.recipe_files import nearest
@@ -152,6 +153,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    lifeline.heed()
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from pmsfl import lifeline
 from pmsfl.errors import PmsflError
 from pmsfl.run import Interrupted, Listener, train
 from pmsfl.sweep_plan import Cell, Sweep
@@ -150,17 +151,14 @@ class _Pool:
 
     def _start(self, cell: Cell) -> None:
         said = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process ends
-        # A session of its own: Ctrl-C reaches only us, and every child is told once, in `_stop`.
-        child = subprocess.Popen(
-            self.command(cell), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
-        )
+        child = lifeline.start(self.command(cell), said)  # Ctrl-C does not reach it: it is told once, in `_stop`
         self.active[child] = (cell, said)
         self.watch.on_start(cell)
 
     def _collect(self) -> None:
         for child in [c for c in self.active if c.poll() is not None]:
             cell, said = self.active.pop(child)
-            with said:
+            with said, child:
                 said.seek(0)
                 lines = said.read().decode(errors="replace").strip().splitlines()
             last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
@@ -171,8 +169,8 @@ class _Pool:
         for child in self.active:
             child.terminate()  # as Ctrl-C, which they would not hear if we ourselves were started not to hear it
         for child, (_, said) in self.active.items():
-            child.wait()
-            said.close()
+            with said, child:
+                child.wait()
         self.active.clear()
 
 
