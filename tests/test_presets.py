@@ -89,4 +89,6 @@ def test_presets_of_others_take_nothing_from_what_our_recipes_improve(preset: st
         default = Recipe.__dataclass_fields__[key].default
         assert getattr(theirs, key) == default != getattr(ours, key)
     sensors = Recipe.load("radar"), Recipe.load("radar", preset=preset)
-    assert (sensors[0].mask_sharpness, sensors[1].mask_sharpness, sensors[1].score_spread) == (4.0, 1.0, 1.0)
+    assert (sensors[0].weights_scale, sensors[1].weights_scale) == (0.5, 1.0)
+    assert (sensors[0].forward_masks, sensors[1].forward_masks) == (15, 1)
+    assert (sensors[1].mask_sharpness, sensors[1].score_spread) == (1.0, 1.0)

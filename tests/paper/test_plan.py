@@ -23,8 +23,12 @@ def test_the_papers_columns_and_our_controls() -> None:
     weights = ["standalone", "splitfed", "splitfed-dp", "splitfed-pm"]
     controls = ["frozen-mask", "dense-frozen", "threshold-mask"]
     assert lines["cifar100"] == [*weights, "pm-sfl", "pm-sfl-single", "pm-sfl@paper", *controls]
-    for row in ("femnist", "unipen", "mmhar", "sonichar", "radar"):
+    for row in ("femnist", "unipen"):
         assert lines[row] == [*weights, "lg-fedavg", "pm-sfl", *controls]
+    own_norms = [*weights[:2], "splitfed-own-norms", *weights[2:]]
+    for row in ("mmhar", "sonichar", "radar"):
+        masks = ["lg-fedavg", "pm-sfl", "pm-sfl-single"]
+        assert lines[row] == [*own_norms, *masks, *controls, "frozen-mask-own-norms"]
     merged = [*weights[:2], "splitfed-merge-all", *weights[2:]]
     assert lines["cifar100-depths"] == [
         *merged,

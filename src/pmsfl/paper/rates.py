@@ -68,19 +68,14 @@ def _scores(method: Variant, low: str, middle: str, high: str) -> Grid:
 _FROZEN = table1.CONTROLS[0]
 
 
-def _by_person(splitfed: Grid) -> tuple[Grid, ...]:
-    return (
-        _weights(table1.standalone, "0.0003", "0.001", "0.003"),
-        splitfed,
-        _scores(table1.splitfed_pm, "0.03", "0.1", "0.3"),
-        _scores(table1.lg_fedavg, "0.01", "0.03", "0.1"),
-        _scores(table1.pm_sfl, "0.03", "0.1", "0.3"),
-        _weights(_FROZEN, "0.0003", "0.001", "0.003"),
-    )
-
-
-_BY_PERSON = _by_person(_weights(table1.splitfed, "0.0003", "0.001", "0.003"))
-_BY_PERSON_FASTER = _by_person(_weights(table1.splitfed, "0.001", "0.003", "0.01"))
+_BY_PERSON = (
+    _weights(table1.standalone, "0.0003", "0.001", "0.003"),
+    _weights(table1.splitfed, "0.001", "0.003", "0.01"),
+    _scores(table1.splitfed_pm, "0.03", "0.1", "0.3"),
+    _scores(table1.lg_fedavg, "0.01", "0.03", "0.1"),
+    _scores(table1.pm_sfl, "0.03", "0.1", "0.3"),
+    _weights(_FROZEN, "0.0003", "0.001", "0.003"),
+)
 _BY_WRITER = (
     _weights(table1.standalone, "0.05", "0.1", "0.2"),
     _weights(table1.splitfed, "0.1", "0.2", "0.4"),
@@ -133,8 +128,8 @@ GRIDS: tuple[tuple[Row, tuple[Grid, ...]], ...] = (
     (_short(rows.cifar100), _CIFAR),
     (_only(rows.unipen_every_own, "reduced"), _BY_WRITER),
     (_only(rows.mmhar, "reduced"), _BY_PERSON),
-    (_only(rows.sonichar, "reduced"), _BY_PERSON_FASTER),
-    (_only(rows.radar, "reduced"), _BY_PERSON_FASTER),
+    (_only(rows.sonichar, "reduced"), _BY_PERSON),
+    (_only(rows.radar, "reduced"), _BY_PERSON),
     (_short(rows.cifar100_depths), _CIFAR_MIXED),
     (_only(rows.unipen_every_depths_own, "reduced"), _BY_WRITER_MIXED),
 )

@@ -38,7 +38,7 @@ def write_setting(outcome: Outcome, key: str, axis: str, about: str, best: float
 def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: float) -> Figure:
     figure, axes = figures.panels(len(lines))
     for ax, (row, groups) in zip(axes, lines, strict=True):
-        seeds = _shared_seeds(groups)
+        seeds = shared_seeds(groups)
         for figure_, label, colour in (
             ("accuracy", "each client's own model", "#c1272d"),
             ("accuracy_local_global", "global model on the same tests", "#0b5fa5"),
@@ -61,7 +61,7 @@ def _curve(lines: list[tuple[Row, list[Group]]], key: str, axis: str, best: floa
     return figure
 
 
-def _shared_seeds(groups: list[Group]) -> set[int]:
+def shared_seeds(groups: list[Group]) -> set[int]:
     """The seeds that every point has: a line through means of different seeds would show their differences."""
     each = [{r.seed for r in g.records} for g in groups if g.records]
     return set.intersection(*each) or set.union(*each)

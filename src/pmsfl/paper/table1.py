@@ -50,6 +50,7 @@ CONTROLS = (
 
 GLOBAL = (standalone, splitfed, splitfed_dp, splitfed_pm, pm_sfl, pm_sfl_paper, *CONTROLS)
 PERSONAL = (standalone, splitfed, splitfed_dp, splitfed_pm, lg_fedavg, pm_sfl, *CONTROLS)
+WITH_SINGLE = (*PERSONAL[:6], single_masks, *PERSONAL[6:])
 MIXED = (standalone, splitfed, splitfed_dp, splitfed_pm, depthfl, pm_sfl, uncompensated, *CONTROLS)
 
 
@@ -66,11 +67,12 @@ LINES = (
     (rows.femnist, PERSONAL),
     (_not_quick(rows.femnist_own), _with_own_norms(PERSONAL)),
     (rows.unipen, PERSONAL),
-    (_not_quick(rows.unipen_own), _with_own_norms((*PERSONAL[:6], single_masks, *PERSONAL[6:]))),
+    (_not_quick(rows.unipen_own), _with_own_norms(WITH_SINGLE)),
     (rows.unipen_every_own, _with_own_norms(PERSONAL)),
-    (rows.mmhar, PERSONAL),
-    (rows.sonichar, PERSONAL),
-    (rows.radar, PERSONAL),
+    (rows.mmhar, _with_own_norms(WITH_SINGLE)),
+    (rows.sonichar, _with_own_norms(WITH_SINGLE)),
+    (rows.radar, _with_own_norms(WITH_SINGLE)),
+    (rows.radar_before, (standalone, splitfed, lg_fedavg, pm_sfl)),
     (rows.cifar100_depths, (*MIXED[:2], merging_all, *MIXED[2:6], single_masks, *MIXED[6:])),
     (rows.femnist_depths, MIXED),
     (_not_quick(rows.femnist_depths_own), (*MIXED, lg_fedavg)),
