@@ -45,6 +45,15 @@ def lines_of(file: Path, start: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found]
 
 
+def matrix_of(file: Path) -> list[dict[str, str]]:
+    """The lines of Table 1 in the paper's layout, by the names of its columns."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    at = next(i for i, line in enumerate(text) if line.startswith("|  | Standalone | SplitFed |"))
+    end = text.index("", at)
+    head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in text[at:end])
+    return [dict(zip(head, line, strict=True)) for line in lines]
+
+
 def test_table1_shows_the_paper_beside_ours(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert play("table1", out) == 0
     told = capsys.readouterr()
@@ -52,18 +61,35 @@ def test_table1_shows_the_paper_beside_ours(out: Path, capsys: pytest.CaptureFix
     assert "7 there already, 0 to play" in told.out
     page = out / "table1.md"
     # Global models, 1 below the clients' mean: mean 60.5, deviation sqrt(13/4) = 1.8028, over sqrt(3): 1.0408
-    [ours] = lines_of(page, "CIFAR-100, Dirichlet(0.3), same depths: ours, global model")
-    [theirs] = lines_of(page, "CIFAR-100, Dirichlet(0.3), same depths: **paper**")
-    assert (ours[2], theirs[2]) == ("70.50 ± 1.26", "51.39")
-    assert (ours[7], theirs[7]) == ("60.50 ± 1.04", "51.02")
-    assert (ours[1], theirs[1]) == ("", "30.16")  # not run: empty, never copied
-    assert (ours[10], theirs[10]) == ("44.00", "")
+    ours, theirs = matrix_of(page)
+    assert ours[""] == "CIFAR-100, Dirichlet(0.3), same depths: ours, global model"
+    assert theirs[""] == "CIFAR-100, Dirichlet(0.3), same depths: **paper**"
+    assert (ours["SplitFed"], theirs["SplitFed"]) == ("70.50 ± 1.26", "51.39")
+    assert (ours["PM-SFL"], theirs["PM-SFL"]) == ("60.50 ± 1.04", "51.02")
+    assert (ours["Standalone"], theirs["Standalone"]) == ("", "30.16")  # not run: empty, never copied
+    assert (ours["preset paper"], theirs["preset paper"]) == ("44.00", "")
     text = page.read_text(encoding="utf-8")
     assert "300 rounds, 10 % of 100 clients in each" in text
     assert "the paper: 1000 rounds, 3 seeds" in text
     assert "a GPU; 2026-01-02" in text
-    assert "UNIPEN-62 by writer, same depths: **paper**, other data" in text
     assert str(out) not in text
+
+
+def test_table1_leaves_out_what_nobody_played_and_names_it(out: Path) -> None:
+    fake_log(out, "unipen/splitfed", 0, 50.0)
+    assert play("table1", out) == 0
+    page = out / "table1.md"
+    lines = matrix_of(page)
+    assert [line[""].partition(":")[0] for line in lines[::2]] == [
+        "CIFAR-100, Dirichlet(0.3), same depths",
+        "UNIPEN-62 by writer, same depths",
+    ]
+    assert lines[3][""] == "UNIPEN-62 by writer, same depths: **paper**, other data"
+    assert "LG-FedAvg" in lines[0]  # the paper has it
+    assert "threshold mask" not in lines[0]  # nobody has
+    [told] = [t for t in page.read_text(encoding="utf-8").splitlines() if t.startswith("Not played at this scale: ")]
+    assert "`femnist`" in told
+    assert "`unipen`" not in told
 
 
 def test_differences_are_paired_by_seed(out: Path) -> None:
@@ -94,8 +120,8 @@ def test_methods_without_a_global_model_are_shown_by_their_clients(tmp_path: Pat
     fake_log(tmp_path, "cifar100/pm-sfl", 0, 70.0)
     fake_log(tmp_path, "cifar100/standalone", 0, 30.0, accuracy_global=3.0)
     assert play("table1", tmp_path) == 0
-    [ours] = lines_of(tmp_path / "table1.md", "CIFAR-100, Dirichlet(0.3), same depths: ours")
-    assert (ours[1], ours[7]) == ("30.00 (clients)", "69.00")
+    ours = matrix_of(tmp_path / "table1.md")[0]
+    assert (ours["Standalone"], ours["PM-SFL"]) == ("30.00 (clients)", "69.00")
     [standalone] = lines_of(tmp_path / "table1.md", "Standalone |")
     assert (standalone[1], standalone[3], standalone[6]) == ("30.00 (clients)", "-40.00", "30.00")
 

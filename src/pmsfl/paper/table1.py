@@ -112,17 +112,17 @@ def write(outcome: Outcome) -> list[Path]:
         lines = outcome.played(scale)
         made = figures.draw(outcome.out / f"table1-{scale}.png", partial(_accuracies, lines))
         made += figures.draw(outcome.out / f"entropy-{scale}.png", partial(_entropies, lines))
-        top[scale] = [*_matrix(outcome.lines(scale)), "", *embed(outcome, made)]
+        top[scale] = [*_matrix(outcome, scale), "", *embed(outcome, made)]
         drawn += made
     about = ["Every method on every federation, each row with one budget for all of its methods, and three controls."]
     page = write_page(outcome, [*heading(outcome, about), *sections(outcome, "pm-sfl", top)])
     return [page, write_cells(outcome), *drawn]
 
 
-def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
-    """The paper's layout: a line of ours and a line of theirs for every federation."""
+def _matrix(outcome: Outcome, scale: str) -> list[str]:
+    """The paper's layout: a line of ours and a line of theirs for every federation that was played."""
     found = []
-    for row, groups in lines:
+    for row, groups in outcome.played(scale):
         by_name = {g.variant.name: g for g in groups}
         ours = (reached(by_name[v]) if v in by_name else "" for v in SHORT)
         found.append((f"{row.label}: ours{_which(row)}", *ours))
@@ -130,7 +130,16 @@ def _matrix(lines: list[tuple[Row, list[Group]]]) -> list[str]:
             theirs = (None if "@" in v else published.accuracy(row.published, v) for v in SHORT)
             what = "**paper**, other data" if row.remark else "**paper**"
             found.append((f"{row.label}: {what}", *("" if t is None else f"{t:.2f}" for t in theirs)))
-    return markdown(["", *SHORT.values()], found)
+    shown = [i for i in range(1 + len(SHORT)) if i == 0 or any(line[i] for line in found)]
+    narrow = ([line[i] for i in shown] for line in (("", *SHORT.values()), *found))
+    return [*markdown(next(narrow), narrow), *_not_played(outcome, scale)]
+
+
+def _not_played(outcome: Outcome, scale: str) -> list[str]:
+    """A line that names the federations of this scale without a finished cell."""
+    played = [row for row, _ in outcome.played(scale)]
+    names = [f"`{row.name}`" for row, _ in outcome.lines(scale) if row not in played]
+    return ["", f"Not played at this scale: {', '.join(names)}."] if names else []
 
 
 def _accuracies(lines: list[tuple[Row, list[Group]]]) -> Figure:
