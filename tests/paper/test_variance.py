@@ -54,6 +54,14 @@ def test_the_page_puts_variances_side_by_side(tmp_path: Path) -> None:
     assert len((tmp_path / "variance.csv").read_text(encoding="utf-8").splitlines()) == 1 + 4
 
 
+def test_a_set_that_was_played_at_one_variance_is_not_compared(tmp_path: Path) -> None:
+    fake_log(tmp_path, "mmhar/pm-sfl", 0, 88.0, "reduced", "table1")
+    words = ("--scale", "reduced", "--out", tmp_path, "--data", tmp_path / "no-data")
+    assert pmsfl("paper", "variance", *words) == 0
+    assert "| variance 0 |" not in (tmp_path / "variance.md").read_text(encoding="utf-8")
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_no_figure_of_the_paper_stands_beside_other_variances() -> None:
     made = [row for row, _ in TABLES["variance"].lines if row not in variance.SETS]
     assert len(made) == len(variance.SETS) * (len(variance.AMOUNTS) - 1)

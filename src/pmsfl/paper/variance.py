@@ -53,6 +53,8 @@ def write(outcome: Outcome) -> list[Path]:
     """variance.md, variance.csv and a figure per scale."""
     top, drawn = {}, []
     for scale in outcome.scales():
+        if not list(_by_set(outcome, scale)):
+            continue
         made = figures.draw(outcome.out / f"variance-{scale}.png", partial(_curves, outcome, scale))
         top[scale] = [*_matrix(outcome, scale), "", *embed(outcome, made)]
         drawn += made
@@ -61,11 +63,11 @@ def write(outcome: Outcome) -> list[Path]:
 
 
 def _by_set(outcome: Outcome, scale: str) -> Iterator[tuple[Row, list[list[Group]]]]:
-    """Each set that was played and, per method, its group at every variance."""
+    """Each set that was played at several variances and, per method, its group at every one of them."""
     found = {row.name: groups for row, groups in outcome.lines(scale)}
     for row in SETS:
         each = [found[AT[row.name, amount].name] for amount in AMOUNTS]
-        if any(g.records for groups in each for g in groups):
+        if sum(any(g.records for g in groups) for groups in each) > 1:
             yield row, [list(of_one) for of_one in zip(*each, strict=True)]
 
 
