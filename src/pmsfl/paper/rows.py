@@ -219,7 +219,8 @@ _SLOWER_SCORES = ("lr_score=0.03",)
 _FASTER = {("reduced", variant): ("lr_client=3e-3",) for variant in ("splitfed", "splitfed-own-norms")}
 _PERSONS_GRID = (
     "at scale reduced the rates of SplitFed's clients and of LG-FedAvg's scores are the best of two or three (seed 0), "
-    "as PM-SFL's and Standalone's on the simulated sets; at other scales every rate is the recipe's, from no grid"
+    "as PM-SFL's and Standalone's on the simulated sets, chosen with single masks over weights of Kaiming's size "
+    "(rates.md has them with what is played here); at other scales every rate is the recipe's, from no grid"
 )
 _SINGLE_PERSONS = {(scale, SINGLE): ("mask_sharpness=4",) for scale in _PERSONS}
 mmhar = Row(
