@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Played = tuple[Row, list[list[Group]]]  # a set and, per method, its group at every variance
 USUAL = 1.0  # what the rows of table1 are simulated with
 AMOUNTS = (0.0, USUAL, 2.0)
 SETS = (rows.mmhar, rows.sonichar)
@@ -53,16 +54,17 @@ def write(outcome: Outcome) -> list[Path]:
     """variance.md, variance.csv and a figure per scale."""
     top, drawn = {}, []
     for scale in outcome.scales():
-        if not list(_by_set(outcome, scale)):
+        sets = list(_by_set(outcome, scale))
+        if not sets:
             continue
-        made = figures.draw(outcome.out / f"variance-{scale}.png", partial(_curves, outcome, scale))
-        top[scale] = [*_matrix(outcome, scale), "", *embed(outcome, made)]
+        made = figures.draw(outcome.out / f"variance-{scale}.png", partial(_curves, sets))
+        top[scale] = [*_matrix(sets), "", *embed(outcome, made)]
         drawn += made
     page = write_page(outcome, [*heading(outcome, [ABOUT]), *sections(outcome, "pm-sfl", top)])
     return [page, write_cells(outcome), *drawn]
 
 
-def _by_set(outcome: Outcome, scale: str) -> Iterator[tuple[Row, list[list[Group]]]]:
+def _by_set(outcome: Outcome, scale: str) -> Iterator[Played]:
     """Each set that was played at several variances and, per method, its group at every one of them."""
     found = {row.name: groups for row, groups in outcome.lines(scale)}
     for row in SETS:
@@ -71,20 +73,19 @@ def _by_set(outcome: Outcome, scale: str) -> Iterator[tuple[Row, list[list[Group
             yield row, [list(of_one) for of_one in zip(*each, strict=True)]
 
 
-def _matrix(outcome: Outcome, scale: str) -> list[str]:
+def _matrix(sets: list[Played]) -> list[str]:
     cells = [
         (f"{row.recipe}: {groups[0].variant.label}", *(reached(g) for g in groups))
-        for row, methods in _by_set(outcome, scale)
+        for row, methods in sets
         for groups in methods
     ]
     return markdown(["", *(f"variance {amount:g}" for amount in AMOUNTS)], cells)
 
 
-def _curves(outcome: Outcome, scale: str) -> Figure:
+def _curves(sets: list[Played]) -> Figure:
     """A panel per set: accuracy over the variance, a line per method."""
-    each = list(_by_set(outcome, scale))
-    figure, axes = figures.panels(len(each))
-    for ax, (row, methods) in zip(axes, each, strict=True):
+    figure, axes = figures.panels(len(sets))
+    for ax, (row, methods) in zip(axes, sets, strict=True):
         seeds = shared_seeds([g for groups in methods for g in groups])
         for groups in methods:
             _curve(ax, groups, seeds)
