@@ -122,6 +122,22 @@ def test_nobody_needs_a_disagree_group_without_personalisation() -> None:
     assert warnings(tiny_recipe(personal_ratio=0.0), True, line(disagree=0.0)) == {}
 
 
+def test_scores_that_came_to_rest_need_not_cross() -> None:
+    late, few = tiny_recipe(rounds=10, score_schedule="late", rest_from=0.5), FEW_CROSS / 2
+    assert list(warnings(late, True, line(disagree=few, round=5))) == ["disagree"]
+    assert warnings(late, True, line(disagree=few, round=9)) == {}
+    constant = late.replace(score_schedule="constant")
+    assert list(warnings(constant, True, line(disagree=few, round=9))) == ["disagree"]
+
+
+def test_a_rate_is_not_advised_to_who_has_it() -> None:
+    def advice(rate: float) -> str:
+        return warnings(tiny_recipe(lr_score=rate), True, line(disagree=0.0))["disagree"]
+
+    assert advice(0.01).endswith("0.01 (0.1 works)")
+    assert advice(0.1).endswith("lr_score than 0.1")
+
+
 def test_each_kind_of_trouble_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], pmsfl: Pmsfl) -> None:
     notes: list[str] = []
     run = train(digits(rounds=3, lr_score=1e-6), out=tmp_path / "run", listener=Listener(on_note=notes.append))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pmsfl.engine.settings import learning_rate
 from pmsfl.recipe import Recipe
 
 LOW_ENTROPY = 0.2  # bits; below it most masks are public constants
 HIGH_CLIP = 0.5  # share of θ at c or 1 − c: as many coordinates drift rather than learn
 MANY_MASKS = 4  # of which a forward pass takes the mean: chance moves a weight by a quarter of it at most
 FEW_CROSS = 1e-4  # share of coordinates that cross 0.5
+WORKS = 0.1  # a rate of the scores at which they cross with Adam
 
 
 def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dict[str, str]:
@@ -38,9 +40,17 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
             f"{100.0 * edge:.0f} % of θ are at the clip ({recipe.clip:g} or {1.0 - recipe.clip:g}), where masks hardly "
             f"change; use {lower}, more clients per round, a smaller lr_score or a larger clip"
         )
-    if crossed is not None and crossed < FEW_CROSS and personalises and recipe.personal_ratio > 0.0:
+    picks = personalises and recipe.personal_ratio > 0.0
+    if crossed is not None and crossed < FEW_CROSS and picks and not _at_rest(recipe, line):
+        known = f" ({WORKS:g} works)" if recipe.lr_score < WORKS else ""
         found["disagree"] = (
             f"the disagree group is empty: {100.0 * crossed:.2g} % of θ crossed 0.5, and |Δθ| alone decides what "
-            f"becomes personal; use a larger lr_score than {recipe.lr_score:g} (0.1 works)"
+            f"becomes personal; use a larger lr_score than {recipe.lr_score:g}{known}"
         )
     return found
+
+
+def _at_rest(recipe: Recipe, line: Mapping[str, Any]) -> bool:
+    """Has the schedule brought the rate of the scores down, so that few are meant to cross?"""
+    r, round_ = recipe, int(line.get("round", 1))
+    return learning_rate(1.0, r.score_schedule, round_, r.rounds, r.rest_from) < 0.5

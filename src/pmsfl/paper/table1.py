@@ -72,7 +72,6 @@ LINES = (
     (rows.mmhar, _with_own_norms(WITH_SINGLE)),
     (rows.sonichar, _with_own_norms(WITH_SINGLE)),
     (rows.radar, _with_own_norms(WITH_SINGLE)),
-    (rows.radar_before, (standalone, splitfed, lg_fedavg, pm_sfl)),
     (rows.cifar100_depths, (*MIXED[:2], merging_all, *MIXED[2:6], single_masks, *MIXED[6:])),
     (rows.femnist_depths, MIXED),
     (_not_quick(rows.femnist_depths_own), (*MIXED, lg_fedavg)),
