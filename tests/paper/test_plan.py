@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -136,11 +137,20 @@ def test_only(only: list[str], expected: set[str]) -> None:
     assert [c.seed for c in found] == [0, 1] * len(expected)
 
 
-def test_only_nothing_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match=r"--only demo/pm-sfl: no such cell of table1 at scale full; did you mean"):
-        cells(TABLES["table1"], "full", 1, ["demo/pm-sfl"])  # the embedded digits are of scale quick only
-    with pytest.raises(UsageError, match=r"--only demo/spiltfed: no such cell.*did you mean 'demo/splitfed'"):
-        cells(TABLES["table1"], "quick", 1, ["demo/pm-sfl", "demo/spiltfed"])  # not left out silently beside the other
+@pytest.mark.parametrize(
+    ("scale", "only", "hint"),
+    [
+        ("full", "demo/pm-sfl", "it has one at quick: --scale quick"),  # the embedded digits are of scale quick only
+        ("quick", "demo/spiltfed", "did you mean 'splitfed'?"),
+        ("quick", "dmeo", "did you mean 'demo'?"),
+        ("quick", "demo/nope", "known: dense-frozen, frozen-mask,"),  # this row's methods, no other's
+    ],
+)
+def test_only_nothing_is_a_mistake(scale: str, only: str, hint: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"--only {only}.*: no such cell of table1 at scale {scale}; {re.escape(hint)}"
+    ):
+        cells(TABLES["table1"], scale, 1, [only, "cifar100/pm-sfl"])  # not left out silently beside the other
 
 
 def test_what_is_not_there_says_what_brings_it(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def test_the_best_is_bold_over_the_seeds_that_all_have(tmp_path: Path) -> None:
     both = "65.00 ± 5.00"
     assert row_of(text, "SplitFed") == ["weights, norms", "0.001:", f"0.003: {both}", f"0.01: {both}", "0.003", "0, 1"]
     assert row_of(text, "frozen mask")[0] == "norms"
-    assert "LG-FedAvg" not in text  # a single value says nothing of its neighbours
+    assert "| LG-FedAvg" not in text  # a single value says nothing of its neighbours
+    assert "\nNot tried with other rates: Standalone, SplitFed-PM, LG-FedAvg.\n" in text
+    assert "\nNo grid was played at this scale for `cifar100`, `unipen-190-own-statistics`, `mmhar`, " in text
     assert "40 rounds, 100 % of 100 clients in each, 2 epochs" in text
     assert str(tmp_path) not in text
     assert (tmp_path / "rates-reduced.png").exists()

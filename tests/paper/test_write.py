@@ -189,6 +189,8 @@ def test_named_cells_that_cannot_be_played_are_an_error(tmp_path: Path, capsys: 
     assert "nothing was played: unipen had to be left out" in capsys.readouterr().err
     assert helpers.pmsfl("paper", "list", "--only", "no/such", "--out", tmp_path) == 2
     assert "no table has such a cell" in capsys.readouterr().err
+    assert helpers.pmsfl("paper", "list", "--only", "radar-whole", "--out", tmp_path) == 2
+    assert "at scale quick; there is one at half" in capsys.readouterr().err
 
 
 def test_panels_are_wide_enough_to_compare_and_titles_fit_above_them() -> None:

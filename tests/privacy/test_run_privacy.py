@@ -138,9 +138,13 @@ def test_a_rate_is_not_advised_to_who_has_it() -> None:
     assert advice(0.1).endswith("lr_score than 0.1")
 
 
-def test_each_kind_of_trouble_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], pmsfl: Pmsfl) -> None:
+@pytest.mark.parametrize("schedule", ["constant", "late"])  # at rest in the last round of three
+def test_each_kind_of_trouble_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], pmsfl: Pmsfl, schedule: str
+) -> None:
     notes: list[str] = []
-    run = train(digits(rounds=3, lr_score=1e-6), out=tmp_path / "run", listener=Listener(on_note=notes.append))
+    recipe = digits(rounds=3, lr_score=1e-6, score_schedule=schedule)
+    run = train(recipe, out=tmp_path / "run", listener=Listener(on_note=notes.append))
     assert len([n for n in notes if "disagree group is empty" in n]) == 1
     assert pmsfl("show", run.path) == 0
     assert "warning: the disagree group is empty" in capsys.readouterr().out

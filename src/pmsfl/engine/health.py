@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pmsfl.engine.settings import learning_rate
@@ -48,6 +48,14 @@ def warnings(recipe: Recipe, personalises: bool, line: Mapping[str, Any]) -> dic
             f"becomes personal; use a larger lr_score than {recipe.lr_score:g}{known}"
         )
     return found
+
+
+def at_the_end(recipe: Recipe, personalises: bool, metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What is wrong after the last round; whether scores cross, from the last round before they came to rest."""
+    found = warnings(recipe, personalises, metrics[-1])
+    moving = next((line for line in reversed(metrics) if not _at_rest(recipe, line)), metrics[-1])
+    before = warnings(recipe, personalises, moving)
+    return found | ({"disagree": before["disagree"]} if "disagree" in before else {})
 
 
 def _at_rest(recipe: Recipe, line: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from pmsfl.paper.tables import TABLES
 from pmsfl.report.console import UsageError
 
 SCALE = Arg(
-    "How much of it: quick is minutes on two CPU cores, reduced hours, full is our budget, for a GPU.",
+    "How much of it: quick is minutes on two CPU cores, reduced hours; full, our budget, and half of it want a GPU.",
     choices=("quick", "reduced", "half", "full"),
 )
 SEEDS = Arg("Seeds 0 to N-1; 1, 2, 2 and 3 at quick, reduced, half and full unless told.", metavar="N")

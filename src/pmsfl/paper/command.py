@@ -10,7 +10,7 @@ from pmsfl.engine.processes import launched
 from pmsfl.paper import play as playing
 from pmsfl.paper.logs import Logs
 from pmsfl.paper.outcome import Group, Outcome
-from pmsfl.paper.plan import SCALES, Planned, Table, cells, unavailable
+from pmsfl.paper.plan import SCALES, Planned, Table, cells, scales_with, unavailable
 from pmsfl.paper.play import Options
 from pmsfl.paper.tables import TABLES
 from pmsfl.report.console import UsageError, human_seconds, say, table
@@ -44,7 +44,9 @@ def show(options: Options) -> None:
         of = f", the cells of {wanted.borrows}" if wanted.borrows else ""
         table(f"{name}: {wanted.title}{of}", ("cell", "seeds", "seconds each", "to go", ""), lines)
     if not any_cell:
-        raise UsageError(f"--only {','.join(options.only)}: no table has such a cell at scale {options.scale}")
+        others = {s for t in TABLES.values() for pattern in options.only for s in scales_with(t, pattern)}
+        hint = f"; there is one at {' and '.join(s for s in SCALES if s in others)}" if others else ""
+        raise UsageError(f"--only {','.join(options.only)}: no table has such a cell at scale {options.scale}{hint}")
     logs.warn()
     say(
         f"scale {options.scale}; 'to go' is an estimate from finished cells of the same row. "

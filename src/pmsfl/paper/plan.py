@@ -161,9 +161,28 @@ def cells(table: Table, scale: str, seeds: int, only: Sequence[str] = ()) -> lis
     patterns = [_whole(p) for p in only]
     for pattern in patterns:
         if not any(fnmatchcase(c.address, pattern) for c in found):
-            hint = nearest(pattern, {c.address for c in found})
+            hint = _hint(table, scale, pattern)
             raise UsageError(f"--only {pattern}: no such cell of {table.name} at scale {scale}; {hint}")
     return [c for c in found if any(fnmatchcase(c.address, p) for p in patterns)]
+
+
+def _hint(table: Table, scale: str, pattern: str) -> str:
+    """What somebody may have meant: a cell of another scale, a row or a method whose name is close."""
+    others = scales_with(table, pattern)
+    if others:
+        return f"it has one at {' and '.join(others)}: --scale {others[0]}"
+    methods = {row.name: [v.name for v in variants] for row, variants in table.at(scale)}
+    row, _, method = pattern.partition("/")
+    return nearest(method, methods[row]) if row in methods else nearest(row, methods)
+
+
+def scales_with(table: Table, pattern: str) -> list[str]:
+    """The scales at which a table has a cell of this name."""
+
+    def has(scale: str) -> bool:
+        return any(fnmatchcase(f"{r.name}/{v.name}", _whole(pattern)) for r, vs in table.at(scale) for v in vs)
+
+    return [scale for scale in SCALES if has(scale)]
 
 
 def _whole(pattern: str) -> str:

@@ -160,7 +160,7 @@ LEGEND = (
     "Made by `pmsfl paper rates --scale quick|reduced|half`. Accuracies in percent, of Table 1's tests and by the "
     "figure that its row goes by, ± standard error over the seeds that all values of a grid have. **Bold** is the "
     "best; where that is the lowest or the highest value, a better one may lie outside, and with one seed less than a "
-    "point says little. An empty cell was not run, or broke off; methods with a single value are left out."
+    "point says little. An empty cell was not run, or broke off."
 )
 
 
@@ -218,6 +218,19 @@ def lines(row: Row, groups: Sequence[Group]) -> list[Line]:
     return [line for line in found if line.played > 1]
 
 
+def _not_played(outcome: Outcome, scale: str, shown: Sequence[Row]) -> list[str]:
+    """A line that names the rows of this scale without a grid."""
+    names = [f"`{row.name}`" for row, _ in outcome.lines(scale) if row not in shown]
+    return [f"No grid was played at this scale for {', '.join(names)}.", ""] if names else []
+
+
+def _single(row: Row, found: Sequence[Line]) -> list[str]:
+    """A line that names a row's methods without a grid."""
+    there = {line.grid.method.name for line in found}
+    names = [table1.SHORT[g.method.name] for g in GRIDS_BY_ROW[row.name] if g.method.name not in there]
+    return [f"Not tried with other rates: {', '.join(names)}.", ""] if names else []
+
+
 def write(outcome: Outcome) -> list[Path]:
     """rates.md, rates.csv and a figure per scale."""
     text, drawn = [f"# {outcome.table.title}", "", ABOUT, "", LEGEND, ""], []
@@ -231,7 +244,8 @@ def write(outcome: Outcome) -> list[Path]:
         text += [*scale_heading(scale), *embed(outcome, made)]
         for row, groups, found in each:
             text += [*row_heading(row, groups), *markdown(HEADERS, [_cells(line) for line in found]), ""]
-        text += time_spent(outcome, scale)
+            text += _single(row, found)
+        text += [*_not_played(outcome, scale, [row for row, _, _ in each]), *time_spent(outcome, scale)]
         drawn += made
         nothing = False
     page = write_page(outcome, [*text, *(NOTHING if nothing else ())])

@@ -36,7 +36,7 @@ FIGURES = ("accuracy", "accuracy_global", "accuracy_best", "mask_entropy", "byte
 DIFFERENT_DATA = "not all of these cells were played on the same data: their means and differences mean nothing"
 SCALE_WORDS = {
     "full": "the budget of our own tables",
-    "half": "half of the rounds",
+    "half": "half of the rounds at most",
     "reduced": "less of everything, enough to compare methods with each other",
     "quick": "a smoke test on a small model with few rounds: it shows that all of it works, not what a method is worth",
 }

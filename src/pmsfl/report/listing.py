@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pmsfl.engine.health import warnings
+from pmsfl.engine.health import at_the_end
 from pmsfl.errors import PmsflError
 from pmsfl.methods import make_method
 from pmsfl.recipe import Recipe
@@ -116,7 +116,7 @@ def show_run(path: Path) -> None:
         f"round {last['round']} of {_all_rounds(directory, recipe)}",
         [*_last_round(last), ("privacy", privacy_line(metrics))],
     )
-    for text in troubles(recipe, last):
+    for text in troubles(recipe, metrics):
         say(f"  warning: {text}")
     say()
     _show_evaluations(evaluations(metrics))
@@ -159,10 +159,10 @@ def privacy_line(metrics: list[dict[str, Any]]) -> str | None:
     return f"{', '.join(parts)} (δ = {spent['delta']:g}); all channels: pmsfl privacy"
 
 
-def troubles(recipe: Recipe, line: dict[str, Any]) -> list[str]:
-    """What is wrong with the masks after a round."""
+def troubles(recipe: Recipe, metrics: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with the masks after these rounds."""
     method = make_method(recipe)
-    return list(warnings(recipe, method.personalises, line).values()) if method.trains == "scores" else []
+    return list(at_the_end(recipe, method.personalises, metrics).values()) if method.trains == "scores" else []
 
 
 def _show_evaluations(lines: list[dict[str, Any]]) -> None:

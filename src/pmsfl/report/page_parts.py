@@ -88,7 +88,7 @@ def headline(f: Facts) -> str:
 def _exposure(f: Facts) -> list[str]:
     """How often records were seen, what is wrong with the masks, and the ε spent: a line each, where there is one."""
     seen, spent = observations_line(f.metrics[-1]), privacy_line(f.metrics)
-    lines = [f"Warning: {text}" for text in troubles(f.recipe, f.metrics[-1])]
+    lines = [f"Warning: {text}" for text in troubles(f.recipe, f.metrics)]
     lines += [f"The server saw {seen}."] if seen else []
     return lines + ([f"Guaranteed: {spent}"] if spent else [])
 
