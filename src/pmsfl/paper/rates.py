@@ -76,6 +76,7 @@ _BY_PERSON = (
     _scores(table1.pm_sfl, "0.03", "0.1", "0.3"),
     _weights(_FROZEN, "0.0003", "0.001", "0.003"),
 )
+_SONICHAR = (_weights(table1.standalone, "0.0001", "0.0003", "0.001"), *_BY_PERSON[1:])
 _BY_WRITER = (
     _weights(table1.standalone, "0.05", "0.1", "0.2"),
     _weights(table1.splitfed, "0.1", "0.2", "0.4"),
@@ -141,7 +142,7 @@ GRIDS: tuple[tuple[Row, tuple[Grid, ...]], ...] = (
     (_short(rows.cifar100, "reduced", *_SHORT_CIFAR), _CIFAR),
     (_only(rows.unipen_every_own, "reduced"), _BY_WRITER),
     (_only(rows.mmhar, "reduced"), _BY_PERSON),
-    (_only(rows.sonichar, "reduced"), _BY_PERSON),
+    (_only(rows.sonichar, "reduced"), _SONICHAR),
     (_only(rows.radar, "reduced"), _BY_PERSON),
     (_WHOLE, _RADAR_WHOLE),
     (_short(rows.cifar100_depths, "reduced", *_SHORT_CIFAR), _CIFAR_MIXED),
