@@ -45,3 +45,18 @@ def test_a_world_in_full_precision_leaves_autocast_off() -> None:
     assert not world.half
     with world.precision():
         assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("half", "share", "told"), [(True, "40", True), (True, "100", False), (True, None, False), (False, "40", False)]
+)
+def test_half_precision_on_a_share_of_a_gpu_is_told_of(
+    half: bool, share: str | None, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = tiny_world(dtype="float32")
+    world.half = half  # as on a GPU
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    if share is not None:
+        monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", share)
+    lines = [line for line in world.notes() if "precision=full" in line]
+    assert [line.startswith("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40: ") for line in lines] == [True] * told

@@ -1,8 +1,9 @@
-"""Lines a user should know before a run: depths, promises, how batches and clients fit."""
+"""Lines a user should know before a run: depths, promises, how batches and clients fit, a GPU that is not whole."""
 
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 from pmsfl.engine.channels import channels, guaranteed
@@ -11,10 +12,13 @@ from pmsfl.engine.spending import Spending
 if TYPE_CHECKING:
     from pmsfl.engine.world import World
 
+MPS_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # NVIDIA's: of the multiprocessors, for this process
+
 
 def notes_of(world: World) -> list[str]:
     """All of them, in the order they are printed."""
-    return [*_depth_notes(world), *_label_notes(world), *_promise_notes(world), *_batch_notes(world)]
+    found = (_depth_notes, _label_notes, _promise_notes, _batch_notes, _share_notes)
+    return [line for notes in found for line in notes(world)]
 
 
 def label_honesty(epsilon: float, classes: int) -> float:
@@ -76,4 +80,15 @@ def _batch_notes(world: World) -> list[str]:
     return [
         f"{len(small)} of {len(world.sizes)} clients hold fewer samples than the batch of "
         f"{world.recipe.batch} (client {small[0]}: {world.sizes[small[0]]}); their batches repeat samples"
+    ]
+
+
+def _share_notes(world: World) -> list[str]:
+    """Half precision on a share of a GPU's multiprocessors: seen to be wrong, and not always so wrong as to stop."""
+    share = os.environ.get(MPS_SHARE, "")
+    if not world.half or share in ("", "100"):
+        return []
+    return [
+        f"{MPS_SHARE}={share}: under such a limit large bf16 products came out wrong (torch 2.11, CUDA 13.0, an H200), "
+        "with or without NaN; unset it or take -c precision=full"
     ]

@@ -364,7 +364,7 @@ class World:
         return torch.stack(results)
 
     def notes(self) -> list[str]:
-        """Lines a user should know: depths, promises, how batches and clients fit."""
+        """Lines a user should know: depths, promises, how batches and clients fit, a GPU that is not whole."""
         return notes_of(self)
 
 
