@@ -195,6 +195,62 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         Recipe.load(tmp_path / "my.toml")
 
 
+# --- what one method has instead
+
+
+OWN = "lr_client = 0.3\n[methods.splitfed]\nlr_client = 0.2\nepochs = 7\n"
+
+
+def test_a_methods_own_keys_hold_for_it_alone(tmp_path: Path) -> None:
+    file = written(tmp_path, OWN)
+    found = {m: Recipe.load(file, method=m) for m in ("splitfed", "splitfed-pm", "pm-sfl")}
+    assert {m: (r.lr_client, r.epochs) for m, r in found.items()} == {
+        "splitfed": (0.2, 7),
+        "splitfed-pm": (0.3, Recipe().epochs),
+        "pm-sfl": (0.3, Recipe().epochs),
+    }
+    assert Recipe.load(file, ["method=splitfed"]) == found["splitfed"]
+    assert Recipe.load(written(tmp_path, 'method = "splitfed"\n' + OWN)) == found["splitfed"]
+
+
+def test_overrides_and_presets_go_before_a_methods_own_keys(tmp_path: Path) -> None:
+    file = written(tmp_path, OWN)
+    assert Recipe.load(file, ["lr_client=0.5"], method="splitfed").lr_client == 0.5
+    assert Recipe.load(file, ["preset=best"], method="splitfed").lr_client == 0.2
+    assert Recipe.load(file, ["preset=paper"], method="splitfed").lr_client == PRESETS["paper"]["lr_client"]
+    own_preset = written(tmp_path, 'preset = "fedpm"\n' + OWN)
+    assert Recipe.load(own_preset, method="splitfed").lr_client == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[methods.splitfd]\nepochs = 1\n", r"my\.toml, \[methods\.splitfd\]: .*did you mean 'splitfed'"),
+        ("[methods.splitfed]\nlr_clint = 1.0\n", "did you mean 'lr_client'"),
+        ("[methods.splitfed]\nlr_client = 'fast'\n", "lr_client = 'fast': must be a number"),
+        ("[methods.splitfed]\npreset = 'paper'\n", r"\[methods\.splitfed\]: preset cannot be one method's own"),
+        ("[methods.splitfed]\nmethod = 'pm-sfl'\n", "method cannot be one method's own"),
+        ("[methods]\nepochs = 1\n", r"in a section of its own: \[methods\.splitfed\]"),
+        ("methods = 1\n", r"in a section of its own: \[methods\.splitfed\]"),
+    ],
+)
+def test_a_bad_section_of_a_method_is_refused_whatever_is_trained(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load(written(tmp_path, text), method="pm-sfl")
+
+
+def test_a_resolved_recipe_has_no_sections_of_methods(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="unknown key"):
+        Recipe.from_toml(OWN)
+    resolved = Recipe.load(written(tmp_path, OWN), method="splitfed")
+    assert Recipe.from_toml(resolved.to_toml()) == resolved
+
+
+def test_measured_rates_come_with_their_method() -> None:
+    assert [Recipe.load("cifar100", method=m).lr_client for m in ("splitfed", "pm-sfl")] == [0.05, 0.1]
+    assert [Recipe.load("radar", method=m).lr_client for m in ("standalone", "splitfed")] == [3e-5, 3e-4]
+
+
 # --- presets
 
 

@@ -1,7 +1,8 @@
 """Recipe: every knob of a run in one frozen place.
 
 A recipe comes from a TOML file (shipped or your own), may be overlaid by a preset, and last by `key=value`
-overrides. Sections in the TOML group keys for the reader; names are unique, so the section never matters.
+overrides. Sections in the TOML group keys for the reader; names are unique, so the section never matters, but for
+`[methods.NAME]`: what that method has instead, where no preset is laid over (its rate, once that was measured).
 """
 
 from __future__ import annotations
@@ -435,19 +436,21 @@ class Recipe:
     @staticmethod
     def load(source: str | Path, overrides: Iterable[str] = (), **changes: Any) -> Recipe:
         """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes."""
-        values = _read(source)
+        values, of_methods = _read(source)
         chosen = dict(_parse_override(o) for o in overrides)
         chosen |= {_known(k): v for k, v in changes.items() if v is not None}
         if "preset" in chosen:  # named on the command line: it lies over the file, whose own preset is off
             values = overlay(_checked("preset", chosen["preset"]), values)
         elif values.get("preset", "best") != "best":  # named in the file: it lies under the file's own keys
             values = overlay(_checked("preset", values["preset"]), {}) | values
+        if values.get("preset", "best") == "best":  # another preset has rates of its own
+            values |= of_methods.get(chosen.get("method", values.get("method", _FIELDS["method"].default)), {})
         return Recipe(**(values | chosen))
 
     @staticmethod
     def from_toml(text: str, origin: str = "recipe") -> Recipe:
         """The recipe in a TOML text, as `to_toml` writes it."""
-        return Recipe(**_flatten(text, origin))
+        return Recipe(**_flatten(_tree(text, origin), origin))
 
 
 _FIELDS = {f.name: f for f in fields(Recipe)}
@@ -501,26 +504,59 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise RecipeError(f"{name} = {raw!r}: must be {_TYPE_NAMES[kind]} ({doc})") from None
 
 
-def _read(source: str | Path) -> dict[str, Any]:
+OF_METHODS = "methods"  # [methods.splitfed]
+NOT_OF_METHODS = ("method", "preset", "name", "version")
+
+
+def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """A recipe's keys, and those that single methods have instead."""
     path = Path(source)
     if path.suffix == ".toml":
         try:
-            return _flatten(path.read_text(encoding="utf-8"), str(path))
+            return _split(path.read_text(encoding="utf-8"), str(path))
         except OSError as e:
             raise RecipeError(f"cannot read recipe {path}: {e.strerror or e}") from None
         except UnicodeDecodeError:
             raise RecipeError(f"cannot read recipe {path}: it is not UTF-8 text") from None
     if str(source) not in shipped():
         raise RecipeError(f"unknown recipe {str(source)!r}: {nearest(str(source), shipped())} (or a .toml file)")
-    return {"name": str(source)} | _flatten(shipped_text(str(source)), str(source))
+    values, of_methods = _split(shipped_text(str(source)), str(source))
+    return {"name": str(source)} | values, of_methods
 
 
-def _flatten(text: str, origin: str) -> dict[str, Any]:
-    """All keys of a TOML text; a section is only a heading."""
+def _split(text: str, origin: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    tree = _tree(text, origin)
+    found = tree.pop(OF_METHODS, {})
+    if not isinstance(found, dict) or not all(isinstance(keys, dict) for keys in found.values()):
+        raise RecipeError(
+            f"{origin}: what one method has instead stands in a section of its own: [{OF_METHODS}.splitfed]"
+        )
+    of_methods = {}
+    for name, keys in found.items():
+        where = f"{origin}, [{OF_METHODS}.{name}]"
+        of_methods[_method_named(name, where)] = {k: _checked(k, v) for k, v in _flatten(keys, where).items()}
+        if wrong := [k for k in of_methods[name] if k in NOT_OF_METHODS]:
+            raise RecipeError(f"{where}: {wrong[0]} cannot be one method's own")
+    return _flatten(tree, origin), of_methods
+
+
+def _method_named(name: str, where: str) -> str:
+    from pmsfl.methods import METHODS  # methods read recipes: here, once both are there
+
+    if name not in METHODS:
+        raise RecipeError(f"{where}: unknown method {name!r}: {nearest(name, METHODS)}")
+    return name
+
+
+def _tree(text: str, origin: str) -> dict[str, Any]:
     try:
-        tree: Mapping[str, Any] = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise RecipeError(f"{origin}: not valid TOML: {e}") from None
+
+
+def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """All keys of a TOML tree; a section is only a heading."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         for name, v in value.items() if isinstance(value, dict) else ((key, value),):

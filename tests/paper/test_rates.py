@@ -32,7 +32,7 @@ def test_grids_are_of_equal_size_around_table_1(row: Row, grid: Grid) -> None:
     [scale] = row.scales
     same = scale if scale in tables.scales and row.scales[scale] == tables.scales[scale] else "full"
     in_table = Planned(tables, grid.method, same, 0).recipe(DATA)
-    # Of the whole Transformer's grid Table 1 has what was best, wherever it lies: see the last test.
+    # Of the whole Transformer's grid Table 1 has what was best, wherever it lies; the last test sees to that.
     assert getattr(in_table, grid.key) in (values if whole else values[1:2])
     free = {grid.key, "name", *(("rounds", "eval_every") if same == "full" else ())}
     for variant in grid.variants:  # the rate alone differs: what else the row has for the method is kept
@@ -154,6 +154,10 @@ def test_no_baseline_is_held_down_by_its_rate() -> None:
         for line in lines(row, groups)
         if line.best
     ]
-    # Less than a point is what one seed does not tell.
-    behind = {(row, method) for row, method, reached, in_table in found if max(reached) - reached[in_table] >= 1.0}
+    # Less than a point is what one seed does not tell; the whole Transformer has the best without exception.
+    behind = {
+        (row, method)
+        for row, method, reached, in_table in found
+        if max(reached) - reached[in_table] >= (1.0 if row != "radar-whole" else 1e-9)
+    }
     assert behind == HELD_DOWN

@@ -37,7 +37,7 @@ WHAT = {"weights": "weights, norms", "scores": "scores", "nothing": "norms"}  # 
 
 @dataclass(frozen=True)
 class Grid:
-    """One method's values of the rate that its clients learn at, Table 1's in the middle."""
+    """One method's values of the rate that its clients learn at; Table 1's is in the middle, but for radar-whole."""
 
     method: Variant
     key: str
@@ -155,9 +155,10 @@ LINES = tuple((row, tuple(v for g in grids for v in g.variants)) for row, grids 
 ABOUT = (
     "Table 1's methods with three values of the rate that their clients learn at, as many for one as for another: the "
     "one that it has there, at this scale, and its neighbours, a factor of two or three away; for radar's whole "
-    "Transformer Table 1 has what was best here. Everything else is Table 1's: the server's rate, too, and for masks "
-    "the rate of norms and biases. Not here are SplitFed-DP, controls with nothing of their own to learn, and variants "
-    "of PM-SFL."
+    "Transformer Table 1 has what was best here, and a fourth, higher value was worse for all but SplitFed-PM, which "
+    "has three (benchmarks/records/2026-11-19_rates-cifar-radar_h200). Everything else is Table 1's: the server's "
+    "rate, too, and for masks the rate of norms and biases. Not here are SplitFed-DP, the threshold mask, frozen "
+    "weights, and PM-SFL with single masks or the paper's preset; the frozen mask is where a row has it."
 )
 LEGEND = (
     "Made by `pmsfl paper rates --scale quick|reduced|half`. Accuracies in percent, of Table 1's tests and by the "

@@ -81,6 +81,7 @@ _EVERY_WRITER = {
 # benchmarks/records/2026-11-18_several-masks_2-cpu-cores, 2026-11-17_frozen-signs_2-cpu-cores).
 _UNIPEN = _WRITERS | {"reduced": (*_WRITERS["reduced"], "lr_score=0.1")}
 _GRID = "at scale reduced the rates of PM-SFL's scores and of SplitFed's clients are each from a small grid (seed 0)"
+_GRIDS = "at scale reduced every rate that rates.md has is the best of three or within a point of it (seed 0)"
 # Single masks, the paper's, and their settings as they were tuned: they want less chance in forward passes.
 SINGLE = "pm-sfl-single"
 ONE_MASK = ("mask_act=drop", "forward_masks=1", "upload_masks=1")
@@ -90,12 +91,13 @@ SINGLE_CIFAR_MIXED = (*SHARP, "frozen=kaiming")
 SINGLE_CIFAR = (*SINGLE_CIFAR_MIXED, *_NEVER_AT_REST)
 SINGLE_WRITERS = ("mask_sharpness=4", "lr_score=0.1", "frozen=kaiming", *_NEVER_AT_REST)
 SINGLE_WRITERS_MIXED = ("mask_sharpness=4", "lr_score=0.3")
+_NARROW = ("lr_client=1e-3", "lr_score=0.1")  # a narrow Transformer's rates, where a method has no other
 _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
     "half": ("rounds=50", "eval_every=10"),
-    "reduced": ("rounds=40", "eval_every=10", "width=64", "epochs=2"),
+    "reduced": ("rounds=40", "eval_every=10", "width=64", "epochs=2", *_NARROW),
     "quick": (
-        *("rounds=4", "eval_every=2", "eval_masks=1", "width=32"),
+        *("rounds=4", "eval_every=2", "eval_masks=1", "width=32", *_NARROW),
         *("epochs=2", "batch=16", "max_samples=40"),
     ),
 }
@@ -129,22 +131,21 @@ cifar100 = Row(
             (SINGLE, SINGLE_CIFAR),
             ("frozen-mask", ("frozen=kaiming", "score_spread=3")),
             ("dense-frozen", ("frozen=kaiming",)),
-            # Of 0.025, 0.05, 0.1 and 0.2 at 60 rounds: 58.2, 58.2, 56.8, 55.7.
-            ("splitfed", ("lr_client=0.05",)),
         )
     },
     measure=GLOBAL,
 )
 # A cohort that merges ten times in its round, with optimisers that go on: what the preset `private` has, for all alike.
 MERGED = ("merges=10", "client_state=stay")
+ONE_RATE = ("lr_client=0.1",)  # of every method's clients, where no grid was played
 cifar100_merged = replace(
     cifar100,
     name="cifar100-merged",
     label=f"{cifar100.label}, ten merges a round",
     scales={s: (*cifar100.scales[s], *MERGED) for s in ("full", "half")},
     published="",
-    # Rates were chosen with one merge a round.
-    rates={at: settings for at, settings in cifar100.rates.items() if at[1] != "splitfed"},
+    # SplitFed's rate of the recipe was chosen with one merge a round.
+    rates={**cifar100.rates, **{(scale, "splitfed"): ONE_RATE for scale in ("full", "half")}},
     note="every method merges ten times a round, with as many steps; private is the defended preset at the same budget",
 )
 cifar100_depths = Row(
@@ -157,7 +158,7 @@ cifar100_depths = Row(
     note=(
         "single masks lie over Kaiming's normal weights, other masks over signs of one size; the rates of SplitFed's "
         "clients and of DepthFL's scores are the best of three at 60 rounds (seed 0), PM-SFL's of two, that without "
-        "compensation within 0.4 points of the best of three (rates.md); single masks have PM-SFL's"
+        "compensation within 0.4 points of the best of three (rates.md), single masks' from no grid at these depths"
     ),
     rates={(scale, SINGLE): SINGLE_CIFAR_MIXED for scale in _CIFAR},
     measure=GLOBAL,
@@ -201,6 +202,7 @@ unipen_depths = Row(
 )
 unipen_every = replace(
     unipen,
+    note=_GRIDS,
     name="unipen-190",
     label="UNIPEN-62, all 190 writers, same depths",
     scales={s: (*changes, "lr_score=0.1") for s, changes in _EVERY_WRITER.items()},
@@ -213,6 +215,7 @@ unipen_every = replace(
 )
 unipen_every_depths = replace(
     unipen_depths,
+    note=_GRIDS,
     name="unipen-190-depths",
     label="UNIPEN-62, all 190 writers, depths 1:1:1:1",
     scales={s: (*changes, "lr_score=0.1") for s, changes in _EVERY_WRITER.items()},
@@ -225,10 +228,7 @@ _PERSONS_RATES = {
     ("reduced", "lg-fedavg"): ("lr_score=0.03",),
     **{(scale, SINGLE): _SINGLE_PERSONS for scale in _PERSONS},
 }
-_BEST_OF_THREE = (
-    "at scale reduced every rate that rates.md has is the best of three or within a point of it (seed 0), and single "
-    "masks and norms that are not merged have their method's"
-)
+_BEST_OF_THREE = f"{_GRIDS}, and single masks and norms that are not merged have their method's"
 _PERSONS_GRID = f"{_BEST_OF_THREE}; at other scales every rate is the recipe's, from no grid"
 mmhar = Row(
     "mmhar",
@@ -252,15 +252,6 @@ sonichar = Row(
     _PERSONS_GRID,
     _PERSONS_RATES | {("reduced", "standalone"): ("lr_client=3e-4",)},
 )
-# The whole Transformer wants slower clients than the small one, whatever its method: the best rate of each with 40
-# rounds, seed 0 (rates.md, radar-whole).
-_RADAR_WHOLE = {
-    "standalone": ("lr_client=3e-5",),
-    **dict.fromkeys(("splitfed", "splitfed-own-norms"), ("lr_client=3e-4",)),
-    "splitfed-pm": ("lr_score=0.01",),
-    "lg-fedavg": ("lr_score=0.01",),
-    "pm-sfl": ("lr_score=0.01",),
-}
 radar = Row(
     "radar",
     "radar",
@@ -269,9 +260,9 @@ radar = Row(
     RADAR,
     note=(
         f"{_BEST_OF_THREE}; at full and half those of Standalone, SplitFed, SplitFed-PM, LG-FedAvg and PM-SFL are the "
-        "best of four (SplitFed-PM: of three) each with 40 rounds (seed 0, rates.md)"
+        "best of four (SplitFed-PM: of three) each with 40 rounds (seed 0; rates.md and the record that it names)"
     ),
-    rates=_PERSONS_RATES | {(s, name): rate for s in ("full", "half") for name, rate in _RADAR_WHOLE.items()},
+    rates=_PERSONS_RATES,
 )
 
 
