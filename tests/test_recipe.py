@@ -14,6 +14,7 @@ from pmsfl.errors import PmsflError
 from pmsfl.presets import PRESETS, PRIVATE_RESNET
 from pmsfl.recipe import Recipe, RecipeError
 from pmsfl.recipe_files import nearest, shipped
+from pmsfl.sweep_plan import split_values
 
 FIELDS = dataclasses.fields(Recipe)
 
@@ -198,16 +199,16 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 # --- what one method has instead
 
 
-OWN = "lr_client = 0.3\n[methods.splitfed]\nlr_client = 0.2\nepochs = 7\n"
+OWN = "lr_client = 0.3\n[methods.splitfed]\nlr_client = 0.2\nmomentum = 0.5\n"
 
 
 def test_a_methods_own_keys_hold_for_it_alone(tmp_path: Path) -> None:
     file = written(tmp_path, OWN)
     found = {m: Recipe.load(file, method=m) for m in ("splitfed", "splitfed-pm", "pm-sfl")}
-    assert {m: (r.lr_client, r.epochs) for m, r in found.items()} == {
-        "splitfed": (0.2, 7),
-        "splitfed-pm": (0.3, Recipe().epochs),
-        "pm-sfl": (0.3, Recipe().epochs),
+    assert {m: (r.lr_client, r.momentum) for m, r in found.items()} == {
+        "splitfed": (0.2, 0.5),
+        "splitfed-pm": (0.3, Recipe().momentum),
+        "pm-sfl": (0.3, Recipe().momentum),
     }
     assert Recipe.load(file, ["method=splitfed"]) == found["splitfed"]
     assert Recipe.load(written(tmp_path, 'method = "splitfed"\n' + OWN)) == found["splitfed"]
@@ -216,27 +217,43 @@ def test_a_methods_own_keys_hold_for_it_alone(tmp_path: Path) -> None:
 def test_overrides_and_presets_go_before_a_methods_own_keys(tmp_path: Path) -> None:
     file = written(tmp_path, OWN)
     assert Recipe.load(file, ["lr_client=0.5"], method="splitfed").lr_client == 0.5
-    assert Recipe.load(file, ["preset=best"], method="splitfed").lr_client == 0.2
     assert Recipe.load(file, ["preset=paper"], method="splitfed").lr_client == PRESETS["paper"]["lr_client"]
-    own_preset = written(tmp_path, 'preset = "fedpm"\n' + OWN)
-    assert Recipe.load(own_preset, method="splitfed").lr_client == 0.3
+    for preset in ("best", "private", "fedpm"):  # which say nothing of it: only the preset is to differ
+        assert Recipe.load(file, [f"preset={preset}"], method="splitfed").lr_client == 0.2
+    in_file = written(tmp_path, 'preset = "paper"\n' + OWN)  # it lies under the file's own keys
+    assert Recipe.load(in_file, method="splitfed").lr_client == 0.2
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[methods.splitfd]\nepochs = 1\n", r"my\.toml, \[methods\.splitfd\]: .*did you mean 'splitfed'"),
-        ("[methods.splitfed]\nlr_clint = 1.0\n", "did you mean 'lr_client'"),
-        ("[methods.splitfed]\nlr_client = 'fast'\n", "lr_client = 'fast': must be a number"),
-        ("[methods.splitfed]\npreset = 'paper'\n", r"\[methods\.splitfed\]: preset cannot be one method's own"),
-        ("[methods.splitfed]\nmethod = 'pm-sfl'\n", "method cannot be one method's own"),
-        ("[methods]\nepochs = 1\n", r"in a section of its own: \[methods\.splitfed\]"),
-        ("methods = 1\n", r"in a section of its own: \[methods\.splitfed\]"),
+        ("[methods.splitfed]\nlr_clint = 1.0\n", r"\[methods\.splitfed\]: .*did you mean 'lr_client'"),
+        ("[methods.splitfed]\nlr_client = 'fast'\n", r"\[methods\.splitfed\]: lr_client = 'fast': must be a number"),
+        ("[methods.splitfed]\n'a.lr_client' = 1.0\n[methods.splitfed.b]\nlr_client = 1.0\n", "is given twice"),
+        ("[methods.splitfed]\nclients = 6\n", r"\[methods\.splitfed\]: clients = 6: .*everything else is for all"),
+        ("[methods.splitfed]\npreset = 'paper'\n", "preset = 'paper': .*everything else is for all"),
+        ("[methods]\nepochs = 1\n", r"methods = \{'epochs': 1\}: .*its own: \[methods\.splitfed\]"),
+        ("methods = 1\n", r"methods = 1: .*its own: \[methods\.splitfed\]"),
+        ("[[methods]]\nsplitfed = 1\n", r"its own: \[methods\.splitfed\]"),
+        ("method = ['splitfed']\n", r"method = \['splitfed'\]: must be text"),
     ],
 )
 def test_a_bad_section_of_a_method_is_refused_whatever_is_trained(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=message):
-        Recipe.load(written(tmp_path, text), method="pm-sfl")
+        Recipe.load(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("word", ["methods.splitfed.lr_client=0.9", "methods.lr_client=0.9"])
+def test_an_override_is_never_one_methods_own(word: str) -> None:
+    with pytest.raises(RecipeError, match=r"only a file has keys of one method; .* lr_client"):
+        Recipe.load("demo", [word])
+    with pytest.raises(RecipeError, match="only a file has keys of one method"):
+        split_values(word)
+
+
+def test_a_quoted_key_may_name_its_section(tmp_path: Path) -> None:
+    assert Recipe.load(written(tmp_path, '"optimisers.lr_client" = 0.25\n')).lr_client == 0.25
 
 
 def test_a_resolved_recipe_has_no_sections_of_methods(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def run(
     """Train a recipe, write its report.html, and return the finished Run.
 
     recipe: a Recipe, a shipped recipe's name or a TOML file; overrides: `key=value` texts; changes: keys, as in
-    `run("demo", method="splitfed", seed=1)`. out: the run directory, a free one under runs/ by default.
+    `run("demo", method="splitfed", seed=1)`; a Recipe is resolved and keeps the rates of the method that it was
+    loaded for, whatever `method` says. out: the run directory, a free one under runs/ by default.
     federation: your own, instead of what the recipe's `data` names. resume: go on with the run in `out`, or with
     the newest unfinished one of this recipe. executor: "cohort" or "reference"; device: "auto", "cpu" or "cuda".
     In a script that torchrun starts, its processes share the cohort; the first one alone writes and listens.

@@ -2,7 +2,8 @@
 
 A recipe comes from a TOML file (shipped or your own), may be overlaid by a preset, and last by `key=value`
 overrides. Sections in the TOML group keys for the reader; names are unique, so the section never matters, but for
-`[methods.NAME]`: what that method has instead, where no preset is laid over (its rate, once that was measured).
+`[methods.NAME]`: rates and optimisers that this method has instead. They belong to the file, and what goes over the
+file goes over them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pmsfl.recipe_files import nearest, shipped, shipped_text
 
 RECIPE_VERSION = 1
 SCHEDULES = ("constant", "cosine", "late")
+OF_METHODS = "methods"  # [methods.splitfed]
 
 
 class RecipeError(PmsflError):
@@ -413,7 +415,7 @@ class Recipe:
         """A copy with some keys changed; unknown keys and bad values raise RecipeError."""
         values = asdict(self)
         for key, value in changes.items():
-            values[_known(key)] = value
+            values[known_key(key)] = value
         return Recipe(**values)
 
     def overridden(self, overrides: Iterable[str], **changes: Any) -> Recipe:
@@ -435,16 +437,19 @@ class Recipe:
 
     @staticmethod
     def load(source: str | Path, overrides: Iterable[str] = (), **changes: Any) -> Recipe:
-        """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes."""
+        """A shipped recipe by name or a TOML file by path, with `key=value` overrides and keyword changes.
+
+        What the file has for the chosen method alone is in the result; another method wants the file anew.
+        """
         values, of_methods = _read(source)
         chosen = dict(_parse_override(o) for o in overrides)
-        chosen |= {_known(k): v for k, v in changes.items() if v is not None}
+        chosen |= {known_key(k): v for k, v in changes.items() if v is not None}
+        method = _checked("method", chosen.get("method", values.get("method", _FIELDS["method"].default)))
+        values |= of_methods.get(method, {})
         if "preset" in chosen:  # named on the command line: it lies over the file, whose own preset is off
             values = overlay(_checked("preset", chosen["preset"]), values)
         elif values.get("preset", "best") != "best":  # named in the file: it lies under the file's own keys
             values = overlay(_checked("preset", values["preset"]), {}) | values
-        if values.get("preset", "best") == "best":  # another preset has rates of its own
-            values |= of_methods.get(chosen.get("method", values.get("method", _FIELDS["method"].default)), {})
         return Recipe(**(values | chosen))
 
     @staticmethod
@@ -456,7 +461,12 @@ class Recipe:
 _FIELDS = {f.name: f for f in fields(Recipe)}
 
 
-def _known(key: str) -> str:
+def known_key(key: str) -> str:
+    """The key without the section that it may be written with; RecipeError where there is none of this name."""
+    if key.startswith(f"{OF_METHODS}."):
+        raise RecipeError(
+            f"{key!r}: only a file has keys of one method; with the method chosen, {key.rpartition('.')[2]}"
+        )
     name = key.rpartition(".")[2]
     if name not in _FIELDS:
         raise RecipeError(f"unknown key {key!r}: {nearest(name, _FIELDS)}")
@@ -492,7 +502,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
     key, equals, raw = text.partition("=")
     if not equals:
         raise RecipeError(f"override {text!r}: write it as key=value")
-    name = _known(key.strip())
+    name = known_key(key.strip())
     raw = raw.strip()
     kind: type = type(_FIELDS[name].default)
     try:
@@ -504,48 +514,49 @@ def _parse_override(text: str) -> tuple[str, Any]:
         raise RecipeError(f"{name} = {raw!r}: must be {_TYPE_NAMES[kind]} ({doc})") from None
 
 
-OF_METHODS = "methods"  # [methods.splitfed]
-NOT_OF_METHODS = ("method", "preset", "name", "version")
-
-
 def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """A recipe's keys, and those that single methods have instead."""
     path = Path(source)
     if path.suffix == ".toml":
         try:
-            return _split(path.read_text(encoding="utf-8"), str(path))
+            return _split(_tree(path.read_text(encoding="utf-8"), str(path)), str(path))
         except OSError as e:
             raise RecipeError(f"cannot read recipe {path}: {e.strerror or e}") from None
         except UnicodeDecodeError:
             raise RecipeError(f"cannot read recipe {path}: it is not UTF-8 text") from None
     if str(source) not in shipped():
         raise RecipeError(f"unknown recipe {str(source)!r}: {nearest(str(source), shipped())} (or a .toml file)")
-    values, of_methods = _split(shipped_text(str(source)), str(source))
+    values, of_methods = _split(_tree(shipped_text(str(source)), str(source)), str(source))
     return {"name": str(source)} | values, of_methods
 
 
-def _split(text: str, origin: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    tree = _tree(text, origin)
+def _split(tree: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     found = tree.pop(OF_METHODS, {})
     if not isinstance(found, dict) or not all(isinstance(keys, dict) for keys in found.values()):
         raise RecipeError(
-            f"{origin}: what one method has instead stands in a section of its own: [{OF_METHODS}.splitfed]"
+            f"{origin}: {OF_METHODS} = {found!r}: every method has a section of its own: [methods.splitfed]"
         )
-    of_methods = {}
-    for name, keys in found.items():
-        where = f"{origin}, [{OF_METHODS}.{name}]"
-        of_methods[_method_named(name, where)] = {k: _checked(k, v) for k, v in _flatten(keys, where).items()}
-        if wrong := [k for k in of_methods[name] if k in NOT_OF_METHODS]:
-            raise RecipeError(f"{where}: {wrong[0]} cannot be one method's own")
+    of_methods = {name: _of_method(name, keys, f"{origin}, [{OF_METHODS}.{name}]") for name, keys in found.items()}
     return _flatten(tree, origin), of_methods
 
 
-def _method_named(name: str, where: str) -> str:
+def _of_method(name: str, keys: dict[str, Any], where: str) -> dict[str, Any]:
+    """What one method has instead: rates and optimisers, so that everything else stays alike for all."""
     from pmsfl.methods import METHODS  # methods read recipes: here, once both are there
 
     if name not in METHODS:
         raise RecipeError(f"{where}: unknown method {name!r}: {nearest(name, METHODS)}")
-    return name
+    try:
+        found = {key: _checked(key, value) for key, value in _flatten(keys, where).items()}
+    except RecipeError as e:
+        raise RecipeError(f"{where}: {e}") from None
+    for key, value in found.items():
+        if _FIELDS[key].metadata["section"] != "optimisers":
+            raise RecipeError(
+                f"{where}: {key} = {value!r}: a method has rates and optimisers of its own, everything else is for all "
+                f"of them; write it outside of [{OF_METHODS}...], or a recipe for {name} alone"
+            )
+    return found
 
 
 def _tree(text: str, origin: str) -> dict[str, Any]:
@@ -558,9 +569,10 @@ def _tree(text: str, origin: str) -> dict[str, Any]:
 def _flatten(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """All keys of a TOML tree; a section is only a heading."""
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        for name, v in value.items() if isinstance(value, dict) else ((key, value),):
-            if _known(name) in flat:
+    for heading, value in tree.items():
+        for key, v in value.items() if isinstance(value, dict) else ((heading, value),):
+            name = known_key(key)
+            if name in flat:
                 raise RecipeError(f"{origin}: key {name!r} is given twice")
             flat[name] = v
     return flat

@@ -13,7 +13,7 @@ from pmsfl.data.federation import Federation
 from pmsfl.engine.settings import federation_of
 from pmsfl.engine.world import World
 from pmsfl.errors import PmsflError
-from pmsfl.recipe import Recipe, RecipeError
+from pmsfl.recipe import Recipe, RecipeError, known_key
 from pmsfl.rundir import RunDirectory
 
 SWEEPS = Path("sweeps")
@@ -57,7 +57,7 @@ def split_values(text: str) -> tuple[str, list[str]]:
         raise RecipeError(f"{text!r}: write it as key=value,value")
     mark = ";" if ";" in raw else ","
     values = [v.strip() for v in raw.removesuffix(";").split(mark)]
-    return key.strip().rpartition(".")[2], values
+    return known_key(key.strip()), values
 
 
 def plan(source: str, methods: str | None, changes: Iterable[str], seeds: int | None, out: Path | None) -> Sweep:

@@ -85,8 +85,8 @@ def _batch_notes(world: World) -> list[str]:
 
 def _share_notes(world: World) -> list[str]:
     """Half precision on a share of a GPU's multiprocessors: seen to be wrong, and not always so wrong as to stop."""
-    share = os.environ.get(MPS_SHARE, "")
-    if not world.half or share in ("", "100"):
+    share = os.environ.get(MPS_SHARE, "").strip()
+    if not world.half or share in ("", "100", "100.0"):
         return []
     return [
         f"{MPS_SHARE}={share}: under such a limit large bf16 products came out wrong (torch 2.11, CUDA 13.0, an H200), "

@@ -91,13 +91,12 @@ SINGLE_CIFAR_MIXED = (*SHARP, "frozen=kaiming")
 SINGLE_CIFAR = (*SINGLE_CIFAR_MIXED, *_NEVER_AT_REST)
 SINGLE_WRITERS = ("mask_sharpness=4", "lr_score=0.1", "frozen=kaiming", *_NEVER_AT_REST)
 SINGLE_WRITERS_MIXED = ("mask_sharpness=4", "lr_score=0.3")
-_NARROW = ("lr_client=1e-3", "lr_score=0.1")  # a narrow Transformer's rates, where a method has no other
 _PERSONS = {
     "full": ("rounds=100", "eval_every=10"),
     "half": ("rounds=50", "eval_every=10"),
-    "reduced": ("rounds=40", "eval_every=10", "width=64", "epochs=2", *_NARROW),
+    "reduced": ("rounds=40", "eval_every=10", "width=64", "epochs=2"),
     "quick": (
-        *("rounds=4", "eval_every=2", "eval_masks=1", "width=32", *_NARROW),
+        *("rounds=4", "eval_every=2", "eval_masks=1", "width=32"),
         *("epochs=2", "batch=16", "max_samples=40"),
     ),
 }
@@ -137,7 +136,7 @@ cifar100 = Row(
 )
 # A cohort that merges ten times in its round, with optimisers that go on: what the preset `private` has, for all alike.
 MERGED = ("merges=10", "client_state=stay")
-ONE_RATE = ("lr_client=0.1",)  # of every method's clients, where no grid was played
+FORMER_RATE = ("lr_client=0.1",)  # of SplitFed's clients, before its grid
 cifar100_merged = replace(
     cifar100,
     name="cifar100-merged",
@@ -145,8 +144,9 @@ cifar100_merged = replace(
     scales={s: (*cifar100.scales[s], *MERGED) for s in ("full", "half")},
     published="",
     # SplitFed's rate of the recipe was chosen with one merge a round.
-    rates={**cifar100.rates, **{(scale, "splitfed"): ONE_RATE for scale in ("full", "half")}},
-    note="every method merges ten times a round, with as many steps; private is the defended preset at the same budget",
+    rates={**cifar100.rates, **{(scale, "splitfed"): FORMER_RATE for scale in ("full", "half")}},
+    note="every method merges ten times a round, with as many steps; private is the defended preset at the same "
+    "budget; SplitFed's clients have a rate of 0.1, from no grid",
 )
 cifar100_depths = Row(
     "cifar100-depths",
@@ -252,15 +252,17 @@ sonichar = Row(
     _PERSONS_GRID,
     _PERSONS_RATES | {("reduced", "standalone"): ("lr_client=3e-4",)},
 )
+_NARROW = ("lr_client=1e-3", "lr_score=0.1")  # the recipe's own are the whole network's
 radar = Row(
     "radar",
     "radar",
     "UWB radar by person (real), same depths",
-    _PERSONS,
+    {s: (*changes, *(_NARROW if s in ("reduced", "quick") else ())) for s, changes in _PERSONS.items()},
     RADAR,
     note=(
         f"{_BEST_OF_THREE}; at full and half those of Standalone, SplitFed, SplitFed-PM, LG-FedAvg and PM-SFL are the "
-        "best of four (SplitFed-PM: of three) each with 40 rounds (seed 0; rates.md and the record that it names)"
+        "best of four (SplitFed-PM: of three) each with 40 rounds (seed 0; rates.md and the record that it names), the "
+        "others' are the recipe's, from no grid"
     ),
     rates=_PERSONS_RATES,
 )

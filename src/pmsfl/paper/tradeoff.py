@@ -83,11 +83,12 @@ cifar100 = replace(
     rows.cifar100,
     scales={"reduced": (*_REDUCED["reduced"], *rows.ONE_MASK, *rows.SHARP)},
     note="all masks are single ones that drop weights, as in the paper; private is the preset as it was for these: a "
-    "lean ResNet-18 and one merge a round",
+    "lean ResNet-18 and one merge a round; SplitFed's clients have a rate of 0.1, of which 0.05 is ahead by 1.4 points",
     rates={
         **{("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
         **{("reduced", name): _FORMER for name in _DEEP},
-        **{("reduced", name): rows.ONE_RATE for name in _OF_WEIGHTS},
+        **{("reduced", name): rows.FORMER_RATE for name in _OF_WEIGHTS},
+        ("reduced", "splitfed@private"): (*_FORMER, *rows.FORMER_RATE),
     },
 )
 # The recipe as it stands, forward passes under means of masks, and for every cell the merges that `private` needs.
@@ -97,8 +98,12 @@ cifar100_means = replace(
     label=f"{rows.cifar100.label}, means of masks",
     scales={s: (*changes, *rows.MERGED) for s, changes in {**rows.cifar100.scales, **_REDUCED}.items() if s != "quick"},
     note="forward passes run under means of 15 masks that flip signs, as in the recipe; every cell merges ten times a "
-    "round",
-    rates={(scale, name): rows.ONE_RATE for scale in ("reduced", "half", "full") for name in _OF_WEIGHTS},
+    "round; SplitFed's clients have a rate of 0.1, from no grid",
+    rates={
+        (scale, name): rows.FORMER_RATE
+        for scale in ("reduced", "half", "full")
+        for name in (*_OF_WEIGHTS, "splitfed@private")
+    },
 )
 MEANS = (table1.splitfed, table1.pm_sfl, *STAGES, one_place, milder)
 LINES = (
