@@ -465,7 +465,7 @@ def known_key(key: str) -> str:
     """The key without the section that it may be written with; RecipeError where there is none of this name."""
     if key.startswith(f"{OF_METHODS}."):
         raise RecipeError(
-            f"{key!r}: only a file has keys of one method; with the method chosen, {key.rpartition('.')[2]}"
+            f"{key!r}: only a file has keys of one method; write {key.rpartition('.')[2]}, for whatever is trained"
         )
     name = key.rpartition(".")[2]
     if name not in _FIELDS:
