@@ -77,7 +77,7 @@ _REDUCED = {"reduced": ("rounds=60", "eval_every=60")}
 _PLAIN = ("pm-sfl", "threshold-mask", "pm-sfl+narrow", milder.name, deeper.name)
 # The deep cut that single masks were attacked behind, merged once a round: what `private` was before means of masks.
 _FORMER = ("model=resnet18-lean", "depths=5", "merges=1", "client_state=fresh", "score_decay=0.0")
-_OF_WEIGHTS = tuple(v.name for v in BASELINES if "method=splitfed" in v.changes)
+_OF_WEIGHTS = tuple(v.name for v in (*BASELINES, *STAGES) if "method=splitfed" in v.changes)
 _DEEP = (*(v.name for v in STAGES if "preset=private" in v.changes), one_place.name)
 cifar100 = replace(
     rows.cifar100,
@@ -87,8 +87,7 @@ cifar100 = replace(
     rates={
         **{("reduced", name): rows.SINGLE_CIFAR for name in _PLAIN},
         **{("reduced", name): _FORMER for name in _DEEP},
-        **{("reduced", name): rows.FORMER_RATE for name in _OF_WEIGHTS},
-        ("reduced", "splitfed@private"): (*_FORMER, *rows.FORMER_RATE),
+        **{("reduced", name): (*(_FORMER if name in _DEEP else ()), *rows.FORMER_RATE) for name in _OF_WEIGHTS},
     },
 )
 # The recipe as it stands, forward passes under means of masks, and for every cell the merges that `private` needs.
@@ -99,11 +98,7 @@ cifar100_means = replace(
     scales={s: (*changes, *rows.MERGED) for s, changes in {**rows.cifar100.scales, **_REDUCED}.items() if s != "quick"},
     note="forward passes run under means of 15 masks that flip signs, as in the recipe; every cell merges ten times a "
     "round; SplitFed's clients have a rate of 0.1, from no grid",
-    rates={
-        (scale, name): rows.FORMER_RATE
-        for scale in ("reduced", "half", "full")
-        for name in (*_OF_WEIGHTS, "splitfed@private")
-    },
+    rates={(scale, name): rows.FORMER_RATE for scale in ("reduced", "half", "full") for name in _OF_WEIGHTS},
 )
 MEANS = (table1.splitfed, table1.pm_sfl, *STAGES, one_place, milder)
 LINES = (

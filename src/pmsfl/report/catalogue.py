@@ -7,10 +7,9 @@ from dataclasses import Field, fields
 from importlib import resources
 from typing import Any
 
-from pmsfl.errors import PmsflError
 from pmsfl.methods import METHODS
-from pmsfl.recipe import Recipe
-from pmsfl.recipe_files import nearest, shipped
+from pmsfl.recipe import Recipe, known_key
+from pmsfl.recipe_files import shipped
 from pmsfl.report.console import emit_json, pairs, say, table
 
 
@@ -39,10 +38,7 @@ def knobs(key: str | None) -> None:
     """Every key of a recipe by section, or all about one."""
     known = {f.name: f for f in fields(Recipe)}
     if key is not None:
-        name = key.rpartition(".")[2]
-        if name not in known:
-            raise PmsflError(f"unknown key {key!r}: {nearest(name, known)}")
-        return _one(known[name])
+        return _one(known[known_key(key)])
     sections = dict.fromkeys(f.metadata["section"] for f in known.values())
     for section in sections:
         mine = [f for f in known.values() if f.metadata["section"] == section]
